@@ -31,7 +31,9 @@ def _columns(*rows: tuple[str, str, str]) -> tuple[Column, ...]:
 
 
 def _quantiles(name: str, doc: str) -> tuple[Column, ...]:
-    return tuple(Column(f"{name}_p{q}_s", "float", f"{doc}, p{q} over ok requests, seconds") for q in (50, 90, 99))
+    return tuple(
+        Column(f"{name}_p{q}_s", "float", f"{doc}, p{q} over ok requests, seconds") for q in (50, 90, 99)
+    )
 
 
 WHO = _columns(
@@ -64,7 +66,11 @@ WHAT = _columns(
     ("temperature", "float", "sampling temperature"),
     ("seed", "int", "sampling seed"),
     ("isolation", "str", "boot or reset"),
-    ("cache_state", "str", "of the suffix tree at the start: cold, primed(N), warm; null where there is none"),
+    (
+        "cache_state",
+        "str",
+        "of the suffix tree at the start: cold, primed(N), warm; null where there is none",
+    ),
     ("suffix_max_tree_depth", "int", "suffix tree depth; null without speculation"),
     ("suffix_max_spec_factor", "float", "draft length over match length"),
     ("suffix_min_token_prob", "float", "least probability of a draft token"),

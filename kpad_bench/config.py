@@ -1,0 +1,187 @@
+"""What a sweep is made of: frozen objects, unknown keys refused.
+
+Types and their rules only; ``configfile`` reads them from YAML. Nothing here touches a file.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+PositiveInt = Annotated[int, Field(gt=0, strict=True)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
+#: Settings vLLM 0.25.1 and 0.32.0 use when --speculative-config does not name them.
+VLLM_SUFFIX_DEFAULTS = {
+    "suffix_decoding_max_tree_depth": 24,
+    "suffix_decoding_max_spec_factor": 1.0,
+    "suffix_decoding_min_token_prob": 0.1,
+    "suffix_decoding_max_cached_requests": 10000,
+}
+
+
+class Frozen(BaseModel):
+    """Base of all configuration objects: immutable, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class ModelEntry(Frozen):
+    """One model of ``models.yaml``. ``local`` is a folder, or a name under the fetched-models cache."""
+
+    hf_id: str | None = None
+    local: str | None = None
+    revision: str | None = None
+    family: str
+    size_b: float | None = None
+    kind: Literal["dense", "distill", "fp8", "moe"] = "dense"
+    is_reasoning: bool = False
+    tensor_parallel: PositiveInt = 1
+    boot_timeout_s: float = Field(default=900.0, gt=0)
+    boot_estimate_s: float = Field(default=120.0, gt=0)
+    stalled_s: float | None = Field(default=None, gt=0)
+    trust_remote_code: bool = False
+    extra_args: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ModelEntry:
+        if (self.hf_id is None) == (self.local is None):
+            raise ValueError("name exactly one of hf_id and local")
+        return self
+
+    @property
+    def load_class(self) -> str:
+        """The class that ``load.by_class`` speaks of: reasoning, moe, fp8, distill or dense."""
+        return "reasoning" if self.is_reasoning else self.kind
+
+
+class Arm(Frozen):
+    """A server variant. ``k`` is an integer, null (no speculation) or ``sweep`` (each K of the sweep)."""
+
+    description: str = ""
+    speculation: Literal["none", "suffix"] = "none"
+    k: PositiveInt | Literal["sweep"] | None = None
+    pad: bool = False
+    cudagraph_mode: str | None = None
+    suffix: dict[str, float | int] = {}
+    extra_args: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+
+    @field_validator("suffix")
+    @classmethod
+    def _known_settings(cls, value: dict[str, float | int]) -> dict[str, float | int]:
+        unknown = sorted(set(value) - set(VLLM_SUFFIX_DEFAULTS))
+        if unknown:
+            raise ValueError(f"unknown {unknown}; allowed: {sorted(VLLM_SUFFIX_DEFAULTS)}")
+        return value
+
+    @model_validator(mode="after")
+    def _k_fits_speculation(self) -> Arm:
+        if (self.speculation == "none") != (self.k is None):
+            raise ValueError("k goes with speculation: suffix, and only with it")
+        if self.pad and self.speculation == "none":
+            raise ValueError("pad goes with speculation: suffix")
+        return self
+
+
+class Load(Frozen):
+    """What is sent in one pass: closed loop, ``concurrency`` requests open, streaming."""
+
+    concurrency: PositiveInt
+    n_prompts: PositiveInt
+    n_warmup: Annotated[int, Field(ge=0)] = 8
+    max_tokens: PositiveInt
+    temperature: Annotated[float, Field(ge=0)]
+    seed: int = 0
+
+
+class LoadConfig(Load):
+    """The load of a sweep, with exceptions by corpus and by model class (class wins)."""
+
+    by_corpus: dict[str, dict[str, float | int]] = {}
+    by_class: dict[str, dict[str, float | int]] = {}
+
+    @model_validator(mode="after")
+    def _overrides_are_loads(self) -> LoadConfig:
+        for group in (self.by_corpus, self.by_class):
+            for values in group.values():
+                Load(**{**self._base(), **values})
+        return self
+
+    def _base(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in Load.model_fields}
+
+    def resolve(self, corpus: str, load_class: str) -> Load:
+        """The load of one cell."""
+        return Load(**{**self._base(), **self.by_corpus.get(corpus, {}), **self.by_class.get(load_class, {})})
+
+
+class Server(Frozen):
+    """How vLLM is started. ``vllm_version`` is the target the plan's argv is written for."""
+
+    vllm_version: str
+    platform: Literal["cuda", "cpu"] = "cuda"
+    launcher: tuple[str, ...] = ("{python}", "-m", "vllm.entrypoints.openai.api_server")
+    use_uds: bool = True
+    max_model_len: PositiveInt
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
+    cudagraph_mode: str | None = None
+    max_num_seqs: PositiveInt | None = None
+    dtype: str | None = None
+    extra_args: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+
+
+class Cpus(Frozen):
+    """CPU lists in taskset's notation; null leaves the affinity alone."""
+
+    server: str | None = None
+    client: str | None = None
+
+
+class Thresholds(Frozen):
+    """Limits above (or below) which a trial is not ok. Source: DESIGN decisions, docs/decisions/0003."""
+
+    success_share: float = 0.99
+    full_share_decode: float = 0.9
+    client_cpu_share: float = 0.9
+    loop_lag_p99_ms: float = 20.0
+    front_end_cpu_share: float = 0.9
+    chunk_merge_share: float = 0.1
+    stalled_s: float = 120.0
+    refused_share: float = 0.05
+    low_disk_gb: float = 10.0
+
+
+class SweepConfig(Frozen):
+    """One sweep: models x corpora x arms x Ks x rounds, and how each is run."""
+
+    sweep: Name
+    models: Annotated[tuple[str, ...], Field(min_length=1)]
+    corpora: Annotated[tuple[Name, ...], Field(min_length=1)]
+    arms: Annotated[tuple[str, ...], Field(min_length=1)]
+    k: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    rounds: PositiveInt = 1
+    repeats: PositiveInt = 1
+    isolation: Literal["boot", "reset"] = "boot"
+    seed: int = 0
+    load: LoadConfig
+    server: Server
+    cpus: Cpus = Cpus()
+    thresholds: Thresholds = Thresholds()
+
+    @field_validator("models", "corpora", "arms", "k")
+    @classmethod
+    def _no_repeats(cls, value: tuple[Any, ...]) -> tuple[Any, ...]:
+        if len(set(value)) != len(value):
+            raise ValueError("each entry once")
+        return value
+
+
+class Resolved(Frozen):
+    """A sweep with every name looked up: what ``plan`` works from and what the manifest records."""
+
+    config: SweepConfig
+    models: dict[str, ModelEntry]
+    arms: dict[str, Arm]
