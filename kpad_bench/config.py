@@ -42,6 +42,8 @@ class ModelEntry(Frozen):
     stalled_s: float | None = Field(default=None, gt=0)
     trust_remote_code: bool = False
     extra_args: tuple[str, ...] = ()
+    #: flags that only some builds of vLLM have: given when ``--help`` of the installed one lists them
+    optional_args: tuple[str, ...] = ()
     env: dict[str, str] = {}
 
     @model_validator(mode="after")
