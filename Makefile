@@ -1,0 +1,50 @@
+# make setup, make test, make check; make quickstart for a first best-K table.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+# The first Python on the PATH that runs and is new enough (a name may be there and not run).
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+BIN := .venv/bin
+
+.PHONY: help setup quickstart test check format clean
+
+help:
+	@echo 'make setup       .venv with pinned vLLM (CPU), torch and everything else; quick when nothing changed'
+	@echo 'make quickstart  a small sweep on real vLLM on the CPU, and its best-K table'
+	@echo 'make test        all tests, real vLLM included'
+	@echo 'make check       what CI runs: formatting, lint, types, import rules, tests'
+	@echo 'make format      format and fix what can be fixed'
+	@echo 'make clean       remove caches and builds (not .venv, not results)'
+
+setup:
+	@python='$(PYTHON)'; if [ -z "$$python" ]; then \
+		echo 'setup: no Python 3.11 or newer found; install one, or name it: make setup PYTHON=/path/to/python' >&2; \
+		exit 1; fi; \
+	"$$python" scripts/setup.py
+
+# One shell, so that the table is of the run that was just made.
+quickstart: setup
+	$(BIN)/kpad-bench models fetch smollm2-135m
+	$(BIN)/kpad-bench corpora freeze humaneval-a
+	$(BIN)/kpad-bench corpora freeze humaneval-b
+	$(BIN)/kpad-bench sweep --config configs/quickstart.yaml
+	$(BIN)/kpad-bench reduce "$$(ls -td results/quickstart/*/ | head -n 1)"
+
+test: setup
+	$(BIN)/python -m pytest
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -path ./.venv -prune -o -name __pycache__ -type d -exec rm -rf {} +
