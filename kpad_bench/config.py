@@ -173,6 +173,17 @@ class SweepConfig(Frozen):
     cpus: Cpus = Cpus()
     thresholds: Thresholds = Thresholds()
 
+    @model_validator(mode="after")
+    def _cpu_is_greedy(self) -> SweepConfig:
+        overrides = [*self.load.by_corpus.values(), *self.load.by_class.values()]
+        hottest = max([self.load.temperature, *(float(o.get("temperature", 0)) for o in overrides)])
+        if self.server.platform == "cpu" and hottest > 0:
+            raise ValueError(
+                f"load temperature {hottest}: vLLM's CPU build samples wrong tokens with speculation; "
+                "set temperature to 0, or run on a GPU"
+            )
+        return self
+
     @field_validator("models", "corpora", "arms", "k")
     @classmethod
     def _no_repeats(cls, value: tuple[Any, ...]) -> tuple[Any, ...]:
