@@ -125,7 +125,8 @@ class Server(Frozen):
     vllm_version: str
     platform: Literal["cuda", "cpu"] = "cuda"
     launcher: tuple[str, ...] = ("{python}", "-m", "vllm.entrypoints.openai.api_server")
-    use_uds: bool = True
+    #: TCP on 127.0.0.1 instead of a Unix socket, for a vLLM without --uds; 0 takes any free port
+    port: Annotated[int, Field(ge=0, le=65535)] | None = None
     max_model_len: PositiveInt
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
     cudagraph_mode: str | None = None

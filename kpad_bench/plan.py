@@ -19,7 +19,7 @@ from kpad_bench.errors import UsageError
 #: Part of every cell_id. Raise it when a change here can change a measured number.
 IDENTITY_RULE = 1
 #: Stand-ins in an argv that only the boot can fill.
-SOCKET, PYTHON, MODEL_DIR = "{socket}", "{python}", "{models}"
+SOCKET, PORT, PYTHON, MODEL_DIR = "{socket}", "{port}", "{python}", "{models}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +199,7 @@ def _boot(resolved: Resolved, block_id: str, number: int, cells: list[Cell], ord
 def server_argv(boot_id: str, entry: ModelEntry, arm: Arm, k: int | None, server: Server) -> tuple[str, ...]:
     """The server's command line. ``{python}``, ``{models}`` and ``{socket}`` are filled at boot."""
     model = entry.hf_id or _local_model(entry.local or "")
-    where = ("--uds", SOCKET) if server.use_uds else ("--host", "127.0.0.1", "--port", SOCKET)
+    where = ("--uds", SOCKET) if server.port is None else ("--host", "127.0.0.1", "--port", PORT)
     revision = ("--revision", entry.revision) if entry.hf_id and entry.revision else ()
     return (
         *server.launcher, "--model", model, *revision,

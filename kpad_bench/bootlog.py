@@ -1,0 +1,110 @@
+"""Why a server died, read from its log. Pure: text in, cause out.
+
+vLLM's last line ("Engine core initialization failed. See root cause above.") is never the cause, and
+a healthy log holds scary words; so only a dead server's log is asked, and only for lines that end an
+exception or an argument error.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from typing import NamedTuple
+
+#: cause -> what shows it. Order matters: the first cause whose pattern is found wins. The texts are
+#: those of vLLM 0.25.1 and 0.32.0.
+CAUSES: tuple[tuple[str, str], ...] = (
+    ("address_in_use", r"Address already in use|\[Errno 98\]"),
+    ("plugin_error", r"UnknownVllm|kpad does not know this vLLM|Failed to load plugin kpad"),
+    ("launcher_error", r"No module named vllm|No module named 'vllm'|PackageNotFoundError|can't open file"),
+    ("gated", r"GatedRepoError|gated repo|401 Client Error|Cannot access gated"),
+    ("model_missing", r"RepositoryNotFoundError|LocalEntryNotFoundError|is not a local folder|OfflineModeIsEnabled"
+                      r"|Cannot find the requested files|Repo id must be|No such file or directory: .*config\.json"),
+    ("gpu_busy", r"[Ff]ree memory on device .* (is )?less than desired|Available memory on node .* on startup"),
+    ("kv_none", r"No available memory for the cache blocks|num_gpu_blocks=0"),
+    ("kv_too_small", r"estimated maximum model length|larger than the maximum number of tokens that can be stored"
+                     r"|is larger than the available KV cache memory"),
+    ("runner_refused", r"Async scheduling .* not (yet )?(supported|compatible)|Model Runner V2 .* not support"
+                       r"|V2_MODEL_RUNNER"),
+    ("illegal_access", r"illegal memory access"),
+    ("oom", r"OutOfMemoryError|CUDA out of memory|MemoryError|Cannot allocate memory"),
+    ("config_error", r"validation error|^.*error: (argument|unrecognized|the following)|Value error,"),
+)  # fmt: skip
+_PREFIX = re.compile(r"^\([^)]*pid=\d+\) ?(?:(?:ERROR|WARNING|INFO|CRITICAL) \S+ \S+ \[[^\]]+\] ?)?")
+_GENERIC = re.compile(r"Engine core initialization failed|See root cause above|EngineDeadError|leaked ")
+_EXCEPTION = re.compile(r"^\s*(?:[\w.]+\.)?\w*(?:Error|Exception|Exit|UnknownVllm|Interrupt)\b.*")
+_USAGE = re.compile(r"error: (argument|unrecognized|the following)|No module named|can't open file")
+
+
+class Cause(NamedTuple):
+    """The class of a death, and the log line that shows it."""
+
+    cause: str
+    detail: str
+
+
+def classify(log: str, returncode: int | None, *, is_ready: bool = False) -> Cause:
+    """Class and line for a server that died (or, with ``returncode`` None, that is being given up).
+
+    ``is_ready``: it had answered before it died. A death by signal that the log does not explain is
+    ``server_killed`` with the signal's name; a death after ready without one is ``engine_died``.
+    """
+    lines = [_PREFIX.sub("", line).rstrip() for line in re.split(r"[\r\n]+", log)]
+    shown = _root_line(lines)
+    evidence = _evidence(lines)
+    for cause, pattern in CAUSES:
+        found = next((line for line in evidence if re.search(pattern, line)), None)
+        if found is not None:
+            return Cause(_refine(cause, lines), found.strip())
+    if returncode is not None and returncode < 0:
+        return Cause("server_killed", f"killed by {signal.Signals(-returncode).name}")
+    if is_ready:
+        return Cause("engine_died", shown or f"exit status {returncode}")
+    return Cause("unknown", shown or f"exit status {returncode} and nothing in the log that explains it")
+
+
+def _refine(cause: str, lines: list[str]) -> str:
+    """An out-of-memory after the KV cache stood is the capture's: K and sizes decide it."""
+    if cause == "oom" and any("Capturing CUDA graphs" in line for line in lines):
+        return "capture_oom"
+    return cause
+
+
+def _evidence(lines: list[str]) -> list[str]:
+    """Lines that end an exception, an argparse error, or pydantic's indented reason; newest first."""
+    kept = []
+    for line in lines:
+        if _GENERIC.search(line):
+            continue
+        if (
+            _EXCEPTION.match(line)
+            or _USAGE.search(line)
+            or line.startswith("  Value error,")
+            or "num_gpu_blocks=0" in line
+        ):
+            kept.append(line)
+    return kept[::-1]
+
+
+def _root_line(lines: list[str]) -> str | None:
+    """The last exception line that is not a generic one."""
+    found = [line.strip() for line in lines if _EXCEPTION.match(line) and not _GENERIC.search(line)]
+    return found[-1] if found else None
+
+
+def last_line(log: str) -> str:
+    """The last line with text in it; for ``boot_timeout``, where there is no exception to show."""
+    lines = [_PREFIX.sub("", line).strip() for line in re.split(r"[\r\n]+", log)]
+    return next((line for line in reversed(lines) if line), "nothing was logged")
+
+
+def attention_backend(log: str) -> str | None:
+    """The attention backend as the server's log names it; None when it does not."""
+    found = re.search(r"Using (\S+) (?:attention )?backend|attention backend[: ]+(\S+)", log, re.IGNORECASE)
+    return None if found is None else (found[1] or found[2]).strip(".,")
+
+
+def graph_downgrade(log: str) -> str | None:
+    """The line that says a requested graph mode was lowered, if any."""
+    found = re.search(r"[^\r\n]*setting cudagraph_mode=[^\r\n]*", log)
+    return None if found is None else _PREFIX.sub("", found[0]).strip()

@@ -1,0 +1,46 @@
+"""CPU lists in taskset's notation. Pure but for the reads of affinity."""
+
+from __future__ import annotations
+
+import os
+
+from kpad_bench.errors import HostError, UsageError
+
+
+def parse_cpu_list(text: str, where: str) -> set[int]:
+    """``0-2,8`` -> {0, 1, 2, 8}. Raises UsageError naming ``where``."""
+    cpus: set[int] = set()
+    for part in text.split(","):
+        low, dash, high = part.strip().partition("-")
+        if not low.isdecimal() or (dash and not high.isdecimal()) or (dash and int(high) < int(low)):
+            raise UsageError(f"{where}: {text!r}: not a CPU list; write it like 0-47,56-103")
+        cpus.update(range(int(low), int(high or low) + 1))
+    return cpus
+
+
+def format_cpu_list(cpus: set[int]) -> str:
+    """{0, 1, 2, 8} -> ``0-2,8``."""
+    runs: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if runs and cpu == runs[-1][1] + 1:
+            runs[-1][1] = cpu
+        else:
+            runs.append([cpu, cpu])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def require_cpus(text: str | None, where: str) -> set[int] | None:
+    """The CPUs of a list, all usable by this process. Raises HostError when some are not.
+
+    taskset itself exits 0 when only a part of the list exists, so it cannot be asked.
+    """
+    if text is None:
+        return None
+    wanted, usable = parse_cpu_list(text, where), os.sched_getaffinity(0)
+    if not wanted <= usable:
+        missing = format_cpu_list(wanted - usable)
+        raise HostError(
+            f"{where}: {text!r}: CPUs {missing} are not available to this process "
+            f"(it may use {format_cpu_list(usable)}); change the list or set it to null"
+        )
+    return wanted
