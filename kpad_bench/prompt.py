@@ -1,0 +1,35 @@
+"""One prompt as it is sent. Shared by the module that freezes prompts and the one that sends them."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+
+def prompt_sha256(text: str, system: str | None = None) -> str:
+    """Hash of what is sent. No kept text holds a NUL, so it can part the two messages."""
+    sent = text if system is None else f"{system}\0{text}"
+    return hashlib.sha256(sent.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One user message, with its system message where the conversation had one."""
+
+    prompt_id: str
+    text: str
+    system: str | None
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A prompt of a frozen corpus: what it may be used for, and the row it came from.
+
+    ``original_sha256`` is of the text before anything in it was replaced.
+    """
+
+    prompt: Prompt
+    role: str
+    row_key: str
+    original_sha256: str
