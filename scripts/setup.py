@@ -43,8 +43,8 @@ ADVICE = (
     ),
     (
         "No matching distribution found",
-        "The index that pip asks has no such release for this Python. Try make setup PYTHON=python3.11, and see\n"
-        "pip config list for where pip looks.",
+        "The index that pip asks has no such release for this Python. Try make setup PYTHON=python3.11, and\n"
+        "see pip config list for where pip looks.",
     ),
     ("No space left on device", "The disk is full. The environment takes about 4 GB, pip's cache 1 GB more."),
     (
@@ -76,7 +76,7 @@ def main() -> int:
             prepare_venv(wanted)
             install()
             STAMP.write_text(json.dumps(wanted, indent=1) + "\n")
-    except SetupError as error:
+    except (SetupError, OSError) as error:
         print(f"setup: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -124,7 +124,8 @@ def prepare_venv(wanted: dict[str, str]) -> None:
     if stamp and all(stamp.get(key) == wanted[key] for key in ("python", "path")):
         STAMP.write_text("")
         return
-    shutil.rmtree(VENV, ignore_errors=True)
+    if VENV.exists():
+        shutil.rmtree(VENV)
     VENV.mkdir()
     STAMP.write_text("")
     run("making .venv", [sys.executable, "-m", "venv", str(VENV)])
@@ -133,11 +134,11 @@ def prepare_venv(wanted: dict[str, str]) -> None:
 def install() -> None:
     """Installs in the order that the one source build needs: its tools and torch come before it."""
     python = str(VENV / "bin" / "python")
-    pip = [python, "-m", "pip", "install", "--no-deps", "--disable-pip-version-check"]
+    pip = [python, "-m", "pip", "install", "--no-deps", "--no-input", "--progress-bar", "off"]
     files = {name: ["-r", str(REQUIREMENTS / f"{name}.txt")] for name in ("build", "cpu", "dev", "source")}
     run("installing pip and build tools", [*pip, *files["build"]])
     run("installing the pinned requirements (2 to 4 minutes)", [*pip, *files["cpu"], *files["dev"]])
-    run("building arctic-inference (1 minute)", [*pip, "--no-build-isolation", *files["source"]])
+    run("building arctic-inference (up to a minute)", [*pip, "--no-build-isolation", *files["source"]])
     run("installing kpad-bench", [*pip, "--no-build-isolation", "--editable", str(ROOT)])
     run("checking that it all imports", [python, str(ROOT / "scripts" / "check_env.py")])
 
@@ -149,7 +150,7 @@ def run(what: str, argv: list[str]) -> None:
     tail: deque[str] = deque(maxlen=200)
     with (
         LOG.open("a") as log,
-        subprocess.Popen(
+        subprocess.Popen(  # noqa: S603 - an argv of this file's own making
             argv,
             env=environment(),
             stdout=subprocess.PIPE,
@@ -180,10 +181,9 @@ def environment() -> dict[str, str]:
 def failure(what: str, status: int, tail: deque[str]) -> str:
     """The message for a failed step."""
     output = "\n".join(tail)
-    advice = next(
-        (text for sign, text in ADVICE if sign in output), "Run make setup again once that is mended."
-    )
-    shown = "\n".join(f"  {line[:300]}" for line in list(tail)[-25:])
+    advice = next((text for sign, text in ADVICE if sign in output), "Mend that, then run make setup again.")
+    errors = [line for line in tail if "error" in line.lower()]
+    shown = "\n".join(f"  {line[:200]}" for line in (errors or list(tail))[-15:])
     return f"{what} failed (exit {status}):\n{shown}\n\n{advice}\nThe whole output is in {LOG}"
 
 
