@@ -119,6 +119,13 @@ def test_a_misspelt_plugin_is_not_loaded(boot: Boots, plugins: str) -> None:
     assert boot(plugins=plugins).ask("/collective_rpc", {"method": "kpad_status"})[0] == 500
 
 
+def test_rpc_needs_the_development_mode(boot: Boots) -> None:
+    """Without VLLM_SERVER_DEV_MODE=1 neither the rpc nor the cache reset has a route."""
+    fake = boot(VLLM_SERVER_DEV_MODE="0")
+    assert fake.ask("/collective_rpc", {"method": "kpad_status"})[0] == 404
+    assert fake.ask("/reset_prefix_cache", {})[0] == 404
+
+
 def test_prefix_hits_are_counted_until_the_reset(boot: Boots) -> None:
     """A repeated long prompt hits whole blocks, and none after the prefix cache was emptied."""
     fake, prompt = boot(), "log line " * 150

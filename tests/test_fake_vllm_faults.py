@@ -33,7 +33,7 @@ def boot() -> Iterator[Boots]:
 
 def tokens_of(events: list[Any]) -> int:
     """The highest usage of a stream."""
-    return max(event["usage"]["completion_tokens"] for event in events if "usage" in event)
+    return max(int(event["usage"]["completion_tokens"]) for event in events if "usage" in event)
 
 
 def is_alive(fake: Fake, pid: int) -> bool:

@@ -176,9 +176,10 @@ class Boots:
         pads: bool = False,
         plugins: str = "kpad",
         on_tcp: bool = False,
+        **env: str,
     ) -> Fake:
         """Start one and wait until it answers. ``script``: a whole script, or only its default."""
-        return self.start(*flags, script=script, pads=pads, plugins=plugins, on_tcp=on_tcp).ready()
+        return self.start(*flags, script=script, pads=pads, plugins=plugins, on_tcp=on_tcp, **env).ready()
 
     def start(
         self,
@@ -187,10 +188,11 @@ class Boots:
         pads: bool = False,
         plugins: str = "kpad",
         on_tcp: bool = False,
+        **env: str,
     ) -> Fake:
         """Start one without waiting. A script stays for the boots after it that bring none."""
-        env = {"PATH": os.environ["PATH"], "VLLM_PLUGINS": plugins, "VLLM_SERVER_DEV_MODE": "1"}
-        env["VLLM_SUFFIX_PAD_UNIFORM"] = "1" if pads else "0"
+        base = {"PATH": os.environ["PATH"], "VLLM_PLUGINS": plugins, "VLLM_SERVER_DEV_MODE": "1"}
+        env = base | {"VLLM_SUFFIX_PAD_UNIFORM": "1" if pads else "0"} | env
         script_path = self.path / "script.json"
         if script is not None:
             script_path.write_text(json.dumps(script if "rules" in script else {"default": script}))
