@@ -1,0 +1,179 @@
+"""The tables as Arrow: schemas from the declared columns, rows to Parquet, and the files of a run folder.
+
+Knows columns and files, nothing of what the numbers mean. A run folder holds a table in two places:
+one part per trial in ``<table>/``, and after compaction ``<table>.parquet``. A part is always the newer.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from kpad_bench.errors import DataError
+from kpad_bench.schema import REQUESTS, SCHEMA_VERSION, TRIALS, Column
+
+MANIFEST = "manifest.json"
+#: The tables of a run folder, by the name of their folder of parts.
+TABLES = {"trials": TRIALS, "requests": REQUESTS}
+
+_TYPES = {
+    "str": pa.string(),
+    "int": pa.int64(),
+    "float": pa.float64(),
+    "bool": pa.bool_(),
+    "time": pa.timestamp("us", tz="UTC"),
+    "strs": pa.list_(pa.string()),
+    "ints": pa.list_(pa.int64()),
+}
+
+
+class Problem(NamedTuple):
+    """A file that is not a table of ours, and why."""
+
+    path: Path
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.why}"
+
+
+def arrow_schema(columns: Iterable[Column]) -> pa.Schema:
+    """Arrow schema of declared columns, in their order."""
+    return pa.schema([pa.field(column.name, _TYPES[column.kind]) for column in columns])
+
+
+def to_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> pa.Table:
+    """Rows as an Arrow table with exactly these columns: missing ones and NaN become null.
+
+    Raises ValueError for a column nobody declared and for a value of another kind, naming it.
+    """
+    known = {column.name for column in columns}
+    unknown = sorted({name for row in rows for name in row} - known)
+    if unknown:
+        raise ValueError(f"unknown column {', '.join(unknown)}: declare it in kpad_bench/schema.py")
+    arrays = [
+        pa.array([_checked(row.get(column.name), column) for row in rows], _TYPES[column.kind])
+        for column in columns
+    ]
+    return pa.table(arrays, schema=arrow_schema(columns))
+
+
+def to_bytes(table: pa.Table) -> bytes:
+    """A table as the bytes of a Parquet file."""
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, compression="zstd")
+    return buffer.getvalue()
+
+
+def read_table(path: Path, columns: Sequence[Column]) -> pa.Table:
+    """These columns of a Parquet file; the ones it lacks are null.
+
+    Raises DataError, naming the file, where it is not whole, not one of our tables (schema_version and
+    trial_id are in all of them), of another schema version, or holds a column of another type.
+    """
+    schema = arrow_schema(columns)
+    try:
+        with pq.ParquetFile(path) as file:
+            present = set(file.schema_arrow.names)
+            raw = file.read(["schema_version", *(name for name in schema.names if name in present)])
+    except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DataError(f"{path}: not a whole Parquet file ({_first_line(error)})") from error
+    lacking = [name for name in ("schema_version", "trial_id") if name not in present]
+    if lacking:
+        raise DataError(f"{path}: not one of this tool's tables: it has no column {', '.join(lacking)}")
+    versions = raw.column("schema_version").unique().to_pylist()
+    if versions not in ([], [SCHEMA_VERSION]):
+        found = ", ".join(str(version) for version in versions)
+        raise DataError(f"{path}: schema version {found}; this kpad-bench reads {SCHEMA_VERSION} only")
+    return pa.table([_cast(raw, field, path) for field in schema], schema=schema)
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is laid out like one run of a sweep."""
+    return any((folder / name).exists() for name in (MANIFEST, "trials", "trials.parquet"))
+
+
+def part_files(folder: Path, table: str) -> list[Path]:
+    """The parts of a run's table, by name; half-written ones (dot files) are not among them."""
+    return sorted(path for path in (folder / table).glob("*.parquet") if not path.name.startswith("."))
+
+
+def read_part(path: Path, columns: Sequence[Column]) -> pa.Table:
+    """These columns of one part; trial_id must be among them.
+
+    Raises DataError as ``read_table`` does, and where the part holds another trial than its name says.
+    """
+    table = read_table(path, columns)
+    held = [trial_id for trial_id in table.column("trial_id").unique().to_pylist() if trial_id != path.stem]
+    if held:
+        raise DataError(f"{path}: holds trial {held[0]}, not the one it is named for")
+    return table
+
+
+def run_table(folder: Path, table: str, columns: Sequence[Column]) -> tuple[pa.Table, list[Problem]]:
+    """These columns (trial_id among them) of a run's table, each trial once, and the parts left out.
+
+    A trial that has a part and is in the compacted file too was compacted a moment ago or measured
+    again since: the part counts. Raises DataError where the compacted file itself cannot be read.
+    """
+    parts: dict[str, pa.Table] = {}
+    problems = []
+    for path in part_files(folder, table):
+        try:
+            parts[path.stem] = read_part(path, columns)
+        except DataError as error:
+            problems.append(Problem(path, str(error).removeprefix(f"{path}: ")))
+    tables = [arrow_schema(columns).empty_table(), *parts.values()]
+    compacted = folder / f"{table}.parquet"
+    if compacted.exists():
+        old = read_table(compacted, columns)
+        renewed = pc.is_in(old.column("trial_id"), pa.array(parts, pa.string()))
+        tables.insert(1, old.filter(pc.invert(renewed)))
+    return pa.concat_tables(tables), problems
+
+
+def _cast(raw: pa.Table, field: pa.Field, path: Path) -> pa.ChunkedArray:
+    if field.name not in raw.schema.names:
+        return pa.chunked_array([pa.nulls(raw.num_rows, field.type)])
+    column = raw.column(field.name)
+    try:
+        return column.cast(field.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise DataError(f"{path}: column {field.name} is {column.type}, not {field.type}") from error
+
+
+def _checked(value: Any, column: Column) -> Any:
+    """The value where it is of the column's kind; Arrow by itself would cut 3.5 to the integer 3."""
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return None
+    if column.kind in ("strs", "ints"):
+        items = list(value) if isinstance(value, list | tuple) else [value]
+        if not isinstance(value, list | tuple) or not all(_is_kind(v, column.kind[:-1]) for v in items):
+            raise ValueError(f"column {column.name}: {value!r} is not a list of {column.kind[:-1]}")
+        return items
+    if not _is_kind(value, column.kind):
+        raise ValueError(f"column {column.name}: {value!r} is not {column.kind}")
+    return value
+
+
+def _is_kind(value: Any, kind: str) -> bool:
+    if kind == "time":  # in UTC or convertible to it: a naive time would be read as some zone's by somebody
+        return isinstance(value, datetime) and value.tzinfo is not None
+    if isinstance(value, bool):
+        return kind == "bool"
+    return isinstance(value, {"str": str, "int": Integral, "float": Real, "bool": bool}[kind])
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

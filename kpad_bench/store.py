@@ -1,0 +1,298 @@
+"""One run on disk: a row per trial, written whole or not at all, and nothing measured ever deleted.
+
+    results/<sweep>/<run_id>/
+        manifest.json                            what was asked for, and where it ran
+        trials/<trial_id>.parquet                one part per trial; its presence makes the trial a fact
+        requests/<trial_id>.parquet              its requests, written before it
+        raw/<trial_id>/<name>.gz                 snapshots it was computed from, written before it
+        trials.parquet, requests.parquet         the parts of a finished run, compacted
+        superseded/<trial_id>.<n>/               what an earlier attempt at a trial left
+        set_aside/                               files that are not whole, or not this table's
+        logs/
+
+Knows columns and files; nothing of servers, plans or what the numbers mean.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import gzip
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kpad_bench import arrow
+from kpad_bench.arrow import MANIFEST, TABLES
+from kpad_bench.errors import DataError, HostError
+from kpad_bench.schema import MUST_MATCH, OK, REQUESTS, SCHEMA_VERSION, STATUSES, TRIALS, WHO
+
+#: Ids become file names: no separator, no leading dot, room for a suffix within the 255 bytes of a name.
+_ID = re.compile(r"[A-Za-z0-9_@-][A-Za-z0-9._@-]{0,199}")
+#: What has to be known of a trial to skip it or to do it again.
+_DONE = tuple(c for c in TRIALS if c in WHO or c.name in ("status", "reason", *MUST_MATCH))
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_NO_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+class RunFolder:
+    """The folder of one run. One process writes to it at a time, holding ``lock()``."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    @classmethod
+    def create(cls, path: Path | str) -> RunFolder:
+        """A new, empty run folder. Raises HostError where one is there already, or none can be made."""
+        path = Path(path)
+        with _as_host_error(path):
+            try:
+                path.mkdir(parents=True)
+            except FileExistsError as error:
+                raise HostError(f"{path} is there already; a new run needs a folder of its own") from error
+        return cls(path)
+
+    @property
+    def run_id(self) -> str:
+        """Name of the run: that of its folder."""
+        return self.path.name
+
+    def log_path(self, boot_id: str) -> Path:
+        """Where the log of one server goes."""
+        return self._made("logs") / f"{_checked_name(boot_id, 'boot_id')}.log"
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep other processes from writing to the run until this ends. Raises HostError if one does."""
+        with _as_host_error(self.path):
+            file = (self._made("") / ".lock").open("a")
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise HostError(
+                    f"{self.path}: another kpad-bench is writing to this run; let it end"
+                ) from error
+            yield
+
+    def write_manifest(self, manifest: Mapping[str, Any]) -> None:
+        """Save the manifest as JSON, whole or not at all."""
+        text = json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
+        with _as_host_error(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            _write_whole(self.path / MANIFEST, f"{text}\n".encode())
+
+    def read_manifest(self) -> dict[str, Any]:
+        """The manifest. Raises DataError where it is missing or not a JSON object."""
+        path = self.path / MANIFEST
+        try:
+            manifest = json.loads(path.read_bytes())
+        except FileNotFoundError as error:
+            raise DataError(f"{path}: missing; {self.path} is not a run of this tool") from error
+        except ValueError as error:
+            raise DataError(f"{path}: not JSON: {error}") from error
+        if not isinstance(manifest, dict):
+            raise DataError(f"{path}: not a JSON object")
+        return manifest
+
+    def write_trial(
+        self,
+        row: Mapping[str, Any],
+        requests: Sequence[Mapping[str, Any]],
+        raw: Mapping[str, bytes] | None = None,
+        *,
+        replace_ok: bool = False,
+    ) -> None:
+        """Add one trial: snapshots, then requests, then the row that makes it count; each whole and synced.
+
+        Columns left out are null; schema_version, and the ids of the requests, are filled in. What an
+        earlier attempt left moves to ``superseded/``. An ok trial is replaced only with ``replace_ok``
+        (measured again because the driver changed, say). Raises ValueError for an id, column, value or
+        status that cannot be, and for an ok trial already there; HostError for a full or read-only disk.
+        """
+        trial_id = _checked_name(row.get("trial_id"), "trial_id")
+        snapshots = {_checked_name(name, "raw name"): data for name, data in (raw or {}).items()}
+        if row.get("status") not in STATUSES:
+            raise ValueError(f"{trial_id}: status {row.get('status')!r} is none of {', '.join(STATUSES)}")
+        ids = {
+            "schema_version": SCHEMA_VERSION,
+            "run_id": row.get("run_id") or self.run_id,
+            "trial_id": trial_id,
+        }
+        trial_part = arrow.to_bytes(arrow.to_table([_filled(row, ids)], TRIALS))
+        request_part = arrow.to_bytes(arrow.to_table([_filled(r, ids) for r in requests], REQUESTS))
+        if not replace_ok and self._status(trial_id) == OK:
+            raise ValueError(f"{trial_id} is in {self.path} with status ok; it is not measured twice")
+        with _as_host_error(self.path):
+            self._supersede(trial_id)
+            for name, data in snapshots.items():
+                _write_whole(self._made(f"raw/{trial_id}") / f"{name}.gz", gzip.compress(data, mtime=0))
+            _write_whole(self._made("requests") / f"{trial_id}.parquet", request_part)
+            _write_whole(self._made("trials") / f"{trial_id}.parquet", trial_part)
+
+    def read_done(self) -> tuple[dict[str, dict[str, Any]], list[str]]:
+        """Every trial that has a row, by trial_id (ids, status, reason, must-match columns), and warnings.
+
+        A part that is not whole or not ours is moved to ``set_aside/`` with a warning, and its trial is
+        measured again. Raises DataError where the compacted file cannot be read.
+        """
+        warnings = []
+        table, problems = arrow.run_table(self.path, "trials", _DONE)
+        for problem in problems:
+            with _as_host_error(self.path):
+                target = _free_name(self._made("set_aside") / f"trials.{problem.path.name}")
+                os.replace(problem.path, target)
+            warnings.append(f"{problem}; moved to {target}, its trial counts as not measured")
+        return {row["trial_id"]: row for row in table.to_pylist()}, warnings
+
+    def compact(self) -> tuple[int, list[str]]:
+        """Gather the parts of a finished run into one file for each table: number of trials, warnings.
+
+        The new file is read back and compared before it takes its place, and parts go only after that,
+        so a crash at any point loses nothing and counts nothing twice. Rows of an earlier attempt that
+        parts replace move to ``superseded/``. Raises DataError where a part cannot be read.
+        """
+        _, warnings = self.read_done()  # sets broken parts aside
+        n_trials = 0
+        with _as_host_error(self.path):
+            # Requests first: a trial row must never be without its requests.
+            for name in ("requests", "trials"):
+                n_trials = self._compact(name)
+        return n_trials, warnings
+
+    def _compact(self, name: str) -> int:
+        columns, path = TABLES[name], self.path / f"{name}.parquet"
+        parts = arrow.part_files(self.path, name)
+        table, problems = arrow.run_table(self.path, name, columns)
+        if problems:
+            raise DataError(f"{problems[0]}; move it away to compact the run without it")
+        if parts:
+            if path.exists():
+                self._keep_replaced(name, {part.stem for part in parts})
+            _write_whole(path, arrow.to_bytes(table), check=lambda new: _compare(new, table, name))
+        for part in parts:
+            part.unlink()
+        return int(table.num_rows)
+
+    def _keep_replaced(self, name: str, trial_ids: set[str]) -> None:
+        """Save rows of the compacted file that a part with other content is about to replace."""
+        old = arrow.read_table(self.path / f"{name}.parquet", TABLES[name])
+        held = old.column("trial_id")
+        for trial_id in sorted(trial_ids.intersection(held.to_pylist())):
+            rows = old.filter(pc.equal(held, trial_id))
+            if not rows.equals(arrow.read_part(self.path / name / f"{trial_id}.parquet", TABLES[name])):
+                _write_whole(self._superseded(trial_id, f"{name}.parquet"), arrow.to_bytes(rows))
+
+    def _status(self, trial_id: str) -> str | None:
+        """Status of the trial as it counts now: its part's, else the compacted file's, else None."""
+        part = self.path / "trials" / f"{trial_id}.parquet"
+        if part.exists():
+            try:
+                statuses = arrow.read_part(part, _DONE).column("status").to_pylist()
+            except DataError:
+                return None
+            return statuses[0] if statuses else None
+        compacted = self.path / "trials.parquet"
+        if not compacted.exists():
+            return None
+        table = arrow.read_table(compacted, _DONE)
+        return next((r["status"] for r in table.to_pylist() if r["trial_id"] == trial_id), None)
+
+    def _supersede(self, trial_id: str) -> None:
+        """Move what an earlier attempt left; the row first, so that it stops counting at once."""
+        for name in ("trials.parquet", "requests.parquet", "raw"):
+            table, _, suffix = name.partition(".")
+            path = self.path / table / (f"{trial_id}.{suffix}" if suffix else trial_id)
+            if path.exists():
+                os.replace(path, self._superseded(trial_id, name))
+
+    def _superseded(self, trial_id: str, name: str) -> Path:
+        """A free place for one file of an earlier attempt: in the first folder without that file."""
+        number = 1
+        while (self.path / "superseded" / f"{trial_id}.{number}" / name).exists():
+            number += 1
+        return self._made(f"superseded/{trial_id}.{number}") / name
+
+    def _made(self, name: str) -> Path:
+        folder = self.path / name
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+
+def find_runs(sweep_folder: Path | str) -> list[RunFolder]:
+    """The runs of a sweep, by run_id, the newest last; none where the folder does not exist."""
+    folder = Path(sweep_folder)
+    found = [path for path in folder.iterdir() if arrow.is_run(path)] if folder.is_dir() else []
+    return [RunFolder(path) for path in sorted(found)]
+
+
+def _write_whole(path: Path, data: bytes, check: Callable[[Path], None] | None = None) -> None:
+    """Put a file in place in one step and on disk for good; ``check`` sees it before and may raise."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if check is not None:
+            check(temporary)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # else a power cut may lose the new name
+    finally:
+        os.close(folder)
+
+
+@contextmanager
+def _as_host_error(folder: Path) -> Iterator[None]:
+    """Turn a full or read-only disk into a HostError that says the way out."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or folder
+        if error.errno in _NO_ROOM:
+            raise HostError(
+                f"{where}: no space left on the disk. Free some (df -h {folder}) and run the same command "
+                "again: it goes on after the last trial that was saved"
+            ) from error
+        if error.errno in _NO_WRITE:
+            raise HostError(f"{where}: cannot be written: {error.strerror}. Choose another --out") from error
+        raise
+
+
+def _compare(path: Path, table: pa.Table, name: str) -> None:
+    written = arrow.read_table(path, TABLES[name])
+    if not written.equals(table.combine_chunks()):
+        raise DataError(f"{path}: read back with other rows than were written; the parts stay as they are")
+
+
+def _filled(row: Mapping[str, Any], ids: Mapping[str, Any]) -> dict[str, Any]:
+    for name, value in ids.items():
+        if row.get(name) not in (None, value):
+            raise ValueError(f"{ids['trial_id']}: {name} is {row[name]!r}, not {value!r}")
+    return {**row, **ids}
+
+
+def _checked_name(name: Any, what: str) -> str:
+    if not isinstance(name, str) or not _ID.fullmatch(name):
+        raise ValueError(f"{what} {name!r} cannot be part of a file name: {_ID.pattern}")
+    return name
+
+
+def _free_name(path: Path) -> Path:
+    number, free = 1, path
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{path.name}.{number}")
+    return free
