@@ -16,24 +16,28 @@ from typing import NamedTuple
 CAUSES: tuple[tuple[str, str], ...] = (
     ("address_in_use", r"Address already in use|\[Errno 98\]"),
     ("plugin_error", r"UnknownVllm|kpad does not know this vLLM|Failed to load plugin kpad"),
-    ("launcher_error", r"No module named vllm|No module named 'vllm'|PackageNotFoundError|can't open file"),
-    ("gated", r"GatedRepoError|gated repo|401 Client Error|Cannot access gated"),
-    ("model_missing", r"RepositoryNotFoundError|LocalEntryNotFoundError|is not a local folder|OfflineModeIsEnabled"
-                      r"|Cannot find the requested files|Repo id must be|No such file or directory: .*config\.json"),
-    ("gpu_busy", r"[Ff]ree memory on device .* (is )?less than desired|Available memory on node .* on startup"),
+    ("launcher_error", r"No module named '?vllm|PackageNotFoundError|can't open file"),
+    ("gated", r"GatedRepoError|gated repo|401 Client Error"),
+    ("model_missing", r"RepositoryNotFoundError|LocalEntryNotFoundError|OfflineModeIsEnabled"),
+    ("model_missing", r"is not a local folder|Cannot find the requested files|Repo id must be"),
+    ("model_missing", r"No such file or directory: .*config\.json"),
+    ("gpu_busy", r"[Ff]ree memory on device .*less than desired|Available memory on node .* on startup"),
     ("kv_none", r"No available memory for the cache blocks|num_gpu_blocks=0"),
-    ("kv_too_small", r"estimated maximum model length|larger than the maximum number of tokens that can be stored"
-                     r"|is larger than the available KV cache memory"),
-    ("runner_refused", r"Async scheduling .* not (yet )?(supported|compatible)|Model Runner V2 .* not support"
-                       r"|V2_MODEL_RUNNER"),
+    ("kv_too_small", r"estimated maximum model length|larger than the available KV cache memory"),
+    ("kv_too_small", r"larger than the maximum number of tokens that can be stored"),
+    ("runner_refused", r"Async scheduling .* not (yet )?(supported|compatible)|V2_MODEL_RUNNER"),
     ("illegal_access", r"illegal memory access"),
     ("oom", r"OutOfMemoryError|CUDA out of memory|MemoryError|Cannot allocate memory"),
-    ("config_error", r"validation error|^.*error: (argument|unrecognized|the following)|Value error,"),
-)  # fmt: skip
+    ("config_error", r"validation error|error: (argument|unrecognized|the following)|Value error,"),
+)
 _PREFIX = re.compile(r"^\([^)]*pid=\d+\) ?(?:(?:ERROR|WARNING|INFO|CRITICAL) \S+ \S+ \[[^\]]+\] ?)?")
 _GENERIC = re.compile(r"Engine core initialization failed|See root cause above|EngineDeadError|leaked ")
 _EXCEPTION = re.compile(r"^\s*(?:[\w.]+\.)?\w*(?:Error|Exception|Exit|UnknownVllm|Interrupt)\b.*")
-_USAGE = re.compile(r"error: (argument|unrecognized|the following)|No module named|can't open file")
+#: argparse, the interpreter, pydantic's indented reason, and an assertion's text
+_OTHER = re.compile(
+    r"error: (argument|unrecognized|the following)|No module named|can't open file"
+    r"|^  Value error,|num_gpu_blocks=0"
+)
 
 
 class Cause(NamedTuple):
@@ -76,12 +80,7 @@ def _evidence(lines: list[str]) -> list[str]:
     for line in lines:
         if _GENERIC.search(line):
             continue
-        if (
-            _EXCEPTION.match(line)
-            or _USAGE.search(line)
-            or line.startswith("  Value error,")
-            or "num_gpu_blocks=0" in line
-        ):
+        if _EXCEPTION.match(line) or _OTHER.search(line):
             kept.append(line)
     return kept[::-1]
 

@@ -169,7 +169,7 @@ def _find_model(tag: str, models: Mapping[str, ModelEntry], where: str) -> Model
             )
         return ModelEntry(local=str(folder.resolve()), family="local")
     if tag.count("/") == 1 and all(tag.split("/")):
-        return ModelEntry(hf_id=tag, family=tag.split("/")[0])
+        return ModelEntry(hf_id=tag, family=tag.split("/", maxsplit=1)[0])
     raise UsageError(
         f"{where}: models: {tag!r}: no such model; allowed: {', '.join(sorted(models))}, "
         "a hub id (org/name) or a local path (./folder)"

@@ -33,7 +33,7 @@ def main(log_path: str, command: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)
     with open(log_path, "ab", buffering=0) as log:
         try:
-            server = subprocess.Popen(  # noqa: S603 an argv list of the harness
+            server = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         except OSError as error:

@@ -8,13 +8,11 @@ name; only what it started itself is touched.
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import os
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,43 +20,66 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from kpad_bench.bootlog import classify, last_line
+from kpad_bench.control import Endpoint
 from kpad_bench.errors import HostError, ServerError
 from kpad_bench.hostcpu import format_cpu_list
-from kpad_bench.plan import MODEL_DIR, PORT, PYTHON, SOCKET
+from kpad_bench.launch import Launch, free_port, runtime_dir, socket_in
 
-#: Variables a server may inherit; everything else is set by the harness or not there.
-INHERITED = (
-    "PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV",
-    "LD_LIBRARY_PATH", "LD_PRELOAD", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES",
-    "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_TOKEN",
-    "SSL_CERT_FILE", "VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR",
-)  # fmt: skip
-SECRET_WORDS = ("TOKEN", "KEY", "SECRET", "PASSWORD", "CREDENTIAL")
-#: sun_path holds 108 bytes with its terminator (linux/un.h).
-SOCKET_PATH_BYTES = 107
 TERM_WAIT_S = 20.0
 KILL_WAIT_S = 10.0
 POLL_S = 0.1
 LOG_TAIL_BYTES = 256_000
 
 
-@dataclass(frozen=True)
-class Launch:
-    """What to start. ``argv`` and ``env`` as the plan wrote them, with its stand-ins still in."""
+@dataclass
+class AttachedServer:
+    """A server somebody else runs: no log, no processes, no plugin marker to be had from us."""
 
-    argv: tuple[str, ...]
-    env: Mapping[str, str]
-    served_name: str
-    log_path: Path
-    models_dir: Path
-    boot_timeout_s: float
-    cpus: frozenset[int] | None = None
-    port: int | None = None
+    endpoint: Endpoint
+    argv: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+    affinity_by: str | None = None
+    boot_s: float | None = None
+    is_dead: bool = False
+    is_attached: bool = True
+
+    def poll(self) -> int | None:
+        """Its exit status is not ours to know."""
+        return None
+
+    def log_text(self) -> str:
+        """Its log is not ours to read."""
+        return ""
+
+    def death(self) -> ServerError:
+        """What can be said when it stops answering."""
+        return ServerError("server_died", f"{self.endpoint.base_url} no longer answers")
+
+    def cpu_seconds(self) -> tuple[float, float] | None:
+        """Unknown."""
+        return None
+
+    def cpus(self) -> str | None:
+        """Unknown."""
+        return None
+
+    def stop(self) -> None:
+        """Left running."""
+
+
+def attach(url: str) -> AttachedServer:
+    """The server at ``url``, by the first name it serves. Raises HostError when nobody answers."""
+    endpoint = Endpoint("", url.rstrip("/"))
+    names = endpoint.model_names()
+    if not names:
+        raise HostError(
+            f"--attach: {url}: no server answers /v1/models there; start it, or leave --attach out"
+        )
+    return AttachedServer(Endpoint(names[0], url.rstrip("/")))
 
 
 @dataclass
@@ -66,17 +87,18 @@ class Server:
     """A running server. Use ``boot`` to make one and always ``stop`` it."""
 
     launch: Launch
+    endpoint: Endpoint
     argv: tuple[str, ...]
     env: dict[str, str]
     folder: Path
-    socket_path: Path | None
-    port: int | None
     affinity_by: str | None
     keeper: subprocess.Popen[bytes]
     pid: int
     log_start: int
     returncode: int | None = None
     is_ready: bool = False
+    is_dead: bool = False
+    is_attached: bool = False
     boot_s: float = 0.0
     _status: bytes = field(default=b"", repr=False)
 
@@ -96,47 +118,6 @@ class Server:
         *lines, self._status = self._status.split(b"\n")
         for line in lines:
             self.returncode = json.loads(line).get("rc", self.returncode)
-
-    def get(self, path: str, timeout_s: float = 10.0) -> tuple[int, bytes]:
-        """(HTTP status, body). Raises OSError or http.client.HTTPException when nobody answers."""
-        return self._request("GET", path, None, timeout_s)
-
-    def post(self, path: str, body: Any, timeout_s: float = 60.0) -> tuple[int, bytes]:
-        """(HTTP status, body) of a JSON post."""
-        return self._request("POST", path, json.dumps(body).encode(), timeout_s)
-
-    def _request(self, method: str, path: str, body: bytes | None, timeout_s: float) -> tuple[int, bytes]:
-        connection = _connection(self.socket_path, self.port, timeout_s)
-        try:
-            connection.request(method, path, body, {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            return response.status, response.read()
-        finally:
-            connection.close()
-
-    def worker_call(self, method: str) -> list[dict[str, Any]] | None:
-        """What every worker answers to a plugin method; None when the plugin is not there."""
-        try:
-            status, body = self.post("/collective_rpc", {"method": method})
-            results = json.loads(body).get("results") if status == 200 else None
-        except (OSError, http.client.HTTPException, ValueError):
-            return None
-        return results if isinstance(results, list) and all(isinstance(r, dict) for r in results) else None
-
-    def metrics(self) -> str | None:
-        """The text of ``/metrics``; None when it cannot be had."""
-        try:
-            status, body = self.get("/metrics")
-        except (OSError, http.client.HTTPException):
-            return None
-        return body.decode("utf-8", "replace") if status == 200 else None
-
-    def reset_prefix_cache(self) -> bool:
-        """Ask for an empty prefix cache. 0.25.1 answers 200 either way: prefix_hits is the proof."""
-        try:
-            return self.post("/reset_prefix_cache", {})[0] == 200
-        except (OSError, http.client.HTTPException):
-            return False
 
     def log_text(self) -> str:
         """The end of this boot's own part of the log."""
@@ -163,7 +144,7 @@ class Server:
         """Processes of the server's session that are not zombies."""
         return [process for process in psutil.process_iter() if _is_member(process, self.pid)]
 
-    def cpu_seconds(self) -> tuple[float, float]:
+    def cpu_seconds(self) -> tuple[float, float] | None:
         """CPU seconds so far of the API process, and of EngineCore and workers together."""
         front = engine = 0.0
         for process in self.members():
@@ -242,22 +223,27 @@ def boot(launch: Launch) -> Server:
 
 
 def _start(launch: Launch) -> Server:
-    folder = Path(tempfile.mkdtemp(prefix="kpad-", dir=_runtime_dir()))
-    socket_path = folder / "s" if launch.port is None else None
-    if socket_path and len(os.fsencode(socket_path)) > SOCKET_PATH_BYTES:
-        raise HostError(
-            f"socket path {socket_path} is longer than {SOCKET_PATH_BYTES} bytes; set a shorter TMPDIR"
-        )
-    port = None if launch.port is None else _free_port(launch.port)
-    argv = tuple(_fill(part, launch, socket_path, port) for part in launch.argv)
-    env = {name: os.environ[name] for name in INHERITED if name in os.environ} | dict(launch.env)
-    affinity_by, prefix = _affinity(launch.cpus)
+    folder = Path(tempfile.mkdtemp(prefix="kpad-", dir=runtime_dir()))
+    try:
+        return _start_in(folder, launch)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _start_in(folder: Path, launch: Launch) -> Server:
+    socket_path = socket_in(folder) if launch.port is None else None
+    port = None if launch.port is None else free_port(launch.port)
+    argv, env = launch.filled_argv(socket_path, port), launch.full_env()
+    affinity_by, prefix = launch.affinity()
     launch.log_path.parent.mkdir(parents=True, exist_ok=True)
     launch.log_path.touch()
     log_start = launch.log_path.stat().st_size
     keeper = _spawn([*prefix, *argv], env, launch, folder, affinity_by)
     pid = _first_status(keeper, argv)
-    return Server(launch, argv, env, folder, socket_path, port, affinity_by, keeper, pid, log_start)
+    url = "http://localhost" if port is None else f"http://127.0.0.1:{port}"
+    endpoint = Endpoint(launch.served_name, url, socket_path)
+    return Server(launch, endpoint, argv, env, folder, affinity_by, keeper, pid, log_start)
 
 
 def _spawn(
@@ -269,7 +255,7 @@ def _spawn(
     try:
         if affinity_by == "sched_setaffinity" and launch.cpus:
             os.sched_setaffinity(0, launch.cpus)  # inherited by the child, taken back below
-        return subprocess.Popen(  # noqa: S603 an argv list, no shell
+        return subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -308,59 +294,12 @@ def _wait_ready(server: Server, deadline: float) -> None:
 
 def _answers(server: Server) -> bool:
     """``/health`` is 200 and ``/v1/models`` lists this boot's own name."""
-    try:
-        if server.get("/health", 5)[0] != 200:
-            return False
-        status, body = server.get("/v1/models", 5)
-        found = [entry.get("id") for entry in json.loads(body).get("data", [])] if status == 200 else []
-    except (OSError, http.client.HTTPException, ValueError):
+    if server.endpoint.health() != 200:
         return False
-    if found and server.launch.served_name not in found:
-        raise server.error(
-            "stranger", f"another server answers: it serves {found}, not {server.launch.served_name}"
-        )
+    found, own = server.endpoint.model_names(), server.launch.served_name
+    if found and own not in found:
+        raise server.error("stranger", f"another server answers: it serves {found}, not {own}")
     return bool(found)
-
-
-def _connection(socket_path: Path | None, port: int | None, timeout_s: float) -> http.client.HTTPConnection:
-    connection = http.client.HTTPConnection("127.0.0.1", port or 80, timeout=timeout_s)
-    if socket_path is not None:
-        connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.sock.settimeout(timeout_s)
-        connection.sock.connect(str(socket_path))
-    return connection
-
-
-def _free_port(wanted: int) -> int:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", wanted))
-        except OSError as error:
-            raise HostError(
-                f"server.port: {wanted}: 127.0.0.1:{wanted} is taken ({error.strerror}); "
-                "stop what listens there, give another port, or set it to null for a Unix socket"
-            ) from None
-        return int(probe.getsockname()[1])
-
-
-def _fill(part: str, launch: Launch, socket_path: Path | None, port: int | None) -> str:
-    filled = part.replace(PYTHON, sys.executable).replace(MODEL_DIR, str(launch.models_dir))
-    return filled.replace(SOCKET, str(socket_path)).replace(PORT, str(port))
-
-
-def _affinity(cpus: frozenset[int] | None) -> tuple[str | None, list[str]]:
-    if not cpus:
-        return None, []
-    taskset = shutil.which("taskset")
-    if taskset is None:
-        return "sched_setaffinity", []
-    return "taskset", [taskset, "-c", format_cpu_list(set(cpus))]
-
-
-def _runtime_dir() -> str | None:
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    return runtime if runtime and os.access(runtime, os.W_OK) else None
 
 
 def _is_member(process: psutil.Process, session: int) -> bool:
@@ -368,9 +307,3 @@ def _is_member(process: psutil.Process, session: int) -> bool:
         return os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE
     except (OSError, psutil.Error):
         return False
-
-
-def shown_env(env: Mapping[str, str]) -> list[str]:
-    """NAME=value for a row or a dry run; the value of anything that may be a secret is left out."""
-    hidden = {name for name in env if any(word in name.upper() for word in SECRET_WORDS)}
-    return [f"{name}={'***' if name in hidden else value}" for name, value in sorted(env.items())]

@@ -95,7 +95,9 @@ def padded_propose(original: Any, tally: Tally, pads: bool) -> Any:
     ) -> list[list[int]]:
         request_ids = input_batch.req_ids
         tally.sampled(request_ids, sampled_token_ids)
-        drafts = original(self, num_speculative_tokens, input_batch, sampled_token_ids, slot_mappings)
+        drafts: list[list[int]] = original(
+            self, num_speculative_tokens, input_batch, sampled_token_ids, slot_mappings
+        )
         tally.drafted(request_ids, drafts)
         if not pads:
             return drafts

@@ -1,0 +1,113 @@
+"""How a server process is started: argv filled in, environment built, CPU set, port, socket path."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kpad_bench.errors import HostError
+from kpad_bench.hostcpu import format_cpu_list
+from kpad_bench.plan import MODEL_DIR, PORT, PYTHON, SOCKET
+
+#: Variables a server may inherit; everything else is set by the harness or not there.
+INHERITED = (
+    "PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV",
+    "LD_LIBRARY_PATH", "LD_PRELOAD", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES",
+    "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_TOKEN",
+    "SSL_CERT_FILE", "VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR",
+)  # fmt: skip
+SECRET_WORDS = ("TOKEN", "KEY", "SECRET", "PASSWORD", "CREDENTIAL")
+#: sun_path holds 108 bytes with its terminator (linux/un.h).
+SOCKET_PATH_BYTES = 107
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What to start. ``argv`` and ``env`` as the plan wrote them, with its stand-ins still in."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    served_name: str
+    log_path: Path
+    models_dir: Path
+    boot_timeout_s: float
+    cpus: frozenset[int] | None = None
+    port: int | None = None
+    optional_args: tuple[str, ...] = ()
+
+    def filled_argv(self, socket_path: Path | None, port: int | None) -> tuple[str, ...]:
+        """The command line itself, without optional flags that the installed vLLM does not have."""
+        stand_ins = {
+            PYTHON: sys.executable,
+            MODEL_DIR: str(self.models_dir),
+            SOCKET: str(socket_path),
+            PORT: str(port),
+        }
+        dropped = {flag for flag in self.optional_args if not is_flag_known(flag)}
+        argv = []
+        for part in self.argv:
+            for name, value in stand_ins.items():
+                part = part.replace(name, value)  # noqa: PLW2901 one part, four stand-ins
+            argv.append(part)
+        return tuple(part for part in argv if part not in dropped)
+
+    def full_env(self) -> dict[str, str]:
+        """The whole environment of the server."""
+        return {name: os.environ[name] for name in INHERITED if name in os.environ} | dict(self.env)
+
+    def affinity(self) -> tuple[str | None, list[str]]:
+        """How the CPU set is applied, and what stands before the command for it."""
+        if not self.cpus:
+            return None, []
+        taskset = shutil.which("taskset")
+        if taskset is None:
+            return "sched_setaffinity", []
+        return "taskset", [taskset, "-c", format_cpu_list(set(self.cpus))]
+
+
+def is_flag_known(flag: str) -> bool:
+    """Whether the installed vLLM has this flag, read in its source: importing it takes many seconds."""
+    spec = importlib.util.find_spec("vllm")
+    folders = [] if spec is None else list(spec.submodule_search_locations or [])
+    sources = [Path(folder) / "engine" / "arg_utils.py" for folder in folders]
+    return any(flag in path.read_text(encoding="utf-8") for path in sources if path.is_file())
+
+
+def free_port(wanted: int) -> int:
+    """A port of 127.0.0.1 to listen on; 0 asks for any. Raises HostError when it is taken."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", wanted))
+        except OSError as error:
+            raise HostError(
+                f"server.port: {wanted}: 127.0.0.1:{wanted} is taken ({error.strerror}); "
+                "stop what listens there, give another port, or set it to null for a Unix socket"
+            ) from None
+        return int(probe.getsockname()[1])
+
+
+def runtime_dir() -> str | None:
+    """The user's runtime folder when there is one to write to; None for the temporary folder."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    return runtime if runtime and os.access(runtime, os.W_OK) else None
+
+
+def socket_in(folder: Path) -> Path:
+    """The socket path in a private folder. Raises HostError when it is too long for the system."""
+    path = folder / "s"
+    if len(os.fsencode(path)) > SOCKET_PATH_BYTES:
+        raise HostError(f"socket path {path} is longer than {SOCKET_PATH_BYTES} bytes; set a shorter TMPDIR")
+    return path
+
+
+def shown_env(env: Mapping[str, str]) -> list[str]:
+    """NAME=value for a row or a dry run; the value of anything that may be a secret is left out."""
+    hidden = {name for name in env if any(word in name.upper() for word in SECRET_WORDS)}
+    return [f"{name}={'***' if name in hidden else value}" for name, value in sorted(env.items())]
