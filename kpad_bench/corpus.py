@@ -47,10 +47,13 @@ class FrozenCorpus:
 
 
 class Problem(NamedTuple):
-    """One thing that ``verify`` found."""
+    """One thing that ``verify`` found; as a text, what is wrong and the way out."""
 
     name: str
     what: str
+
+    def __str__(self) -> str:
+        return self.what
 
 
 class Listed(NamedTuple):
@@ -266,11 +269,16 @@ def frozen_digest(name: str, folder: Path | None = None) -> str | None:
 
 
 def verify(names: Iterable[str], folder: Path | None = None) -> list[Problem]:
-    """What is wrong with these frozen sets (with all that are frozen, when no name is given)."""
+    """What is wrong with these frozen sets (with all that are frozen, when no name is given).
+
+    Raises HostError when no name is given and nothing is frozen: a check of nothing did not hold.
+    """
     where = folder or corpora_dir()
     wanted = list(names) or [
         name for name in corpus_names() if corpus_store.prompts_path(name, where).is_file()
     ]
+    if not wanted:
+        raise HostError(f"no corpus is frozen in {where}; first: kpad-bench corpora freeze humaneval")
     problems: list[Problem] = []
     for name in wanted:
         try:

@@ -189,13 +189,15 @@ class _JsonRows:
         block = self._block(max(_BLOCK_BYTES, len(self._text)))
         n_pending = len(self._utf8.getstate()[0])
         try:
-            self._text += self._utf8.decode(block, final=self._is_ended and not self._damage)
+            self._text += self._utf8.decode(block)
         except UnicodeDecodeError as error:
             byte = self._n_bytes - n_pending + error.start
             raise DataError(
                 f"{self._path}: byte {byte} is not UTF-8 ({error.reason}); save the file as UTF-8"
             ) from None
         self._n_bytes += len(block)
+        if self._is_ended and self._utf8.getstate()[0]:
+            self._damage = self._damage or "its last character is cut"
 
     def _block(self, n_bytes: int) -> bytes:
         parts: list[bytes] = []

