@@ -111,8 +111,7 @@ def freeze(name: str, source: Path | None = None, out: Path | None = None) -> Lo
 def _local_files(manifest: Manifest, source: Path | None) -> list[Path]:
     if source is not None:
         return corpus_files.source_files(source)
-    package = manifest.package
-    if package is None:
+    if (package := manifest.package) is None:
         return []
     path = corpus_files.package_file(package.distribution, package.file)
     found = corpus_files.file_sha256(path)
@@ -209,7 +208,7 @@ def _write(manifest: Manifest, sample: Sample, folder: Path, **origin: dict[str,
 def doubts(lock: Lock) -> list[str]:
     """What a reader should know about a frozen set: not the pinned one, rows missing, text repaired."""
     manifest = load_manifest(lock.name)
-    found = [_pin_fault(lock)] if _pin_fault(lock) else []
+    found = [fault for fault in [_pin_fault(lock)] if fault]
     if manifest.expected_rows not in (None, lock.read):
         found.append(
             f"corpus {lock.name}: {lock.read} rows read, the pinned source has {manifest.expected_rows}"
@@ -237,12 +236,8 @@ def open_frozen(name: str, folder: Path | None = None) -> FrozenCorpus:
     lock = _lock_in(name, where)
     if lock is None:
         raise HostError(f"corpus {name} is not frozen in {where}; first: kpad-bench corpora freeze {name}")
-    if (lock.name, lock.rule, lock.seed, lock.template_sha256) != (
-        name,
-        manifest.rule,
-        manifest.seed,
-        manifest.template_sha256,
-    ):
+    expected = (name, manifest.rule, manifest.seed, manifest.template_sha256)
+    if (lock.name, lock.rule, lock.seed, lock.template_sha256) != expected:
         raise HostError(
             f"corpus {name}: frozen by another manifest (rule, seed or template); freeze it again: "
             f"kpad-bench corpora freeze {name}"

