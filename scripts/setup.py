@@ -150,7 +150,7 @@ def run(what: str, argv: list[str]) -> None:
     tail: deque[str] = deque(maxlen=200)
     with (
         LOG.open("a") as log,
-        subprocess.Popen(  # noqa: S603 - an argv of this file's own making
+        subprocess.Popen(
             argv,
             env=environment(),
             stdout=subprocess.PIPE,
