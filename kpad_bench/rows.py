@@ -1,0 +1,80 @@
+"""Trial rows from wherever they lie: runs, sweeps, Parquet files, long CSVs; each trial once.
+
+Finds and reads files. What the rows mean, and which of them may be pooled, is not decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from kpad_bench import arrow
+from kpad_bench.csvrows import read_long_csv
+from kpad_bench.errors import DataError, UsageError
+from kpad_bench.schema import Column
+
+#: The column that says where a row was read.
+PLACE = "place"
+_N_NAMED = 4
+
+
+class Rows(NamedTuple):
+    """Trial rows as an Arrow table (the columns asked for, and ``place``), and doubts about the reading."""
+
+    table: pa.Table
+    notes: list[str]
+
+
+def read_rows(paths: Iterable[Path], columns: Sequence[Column]) -> Rows:
+    """These columns of every trial under the paths.
+
+    A path is a run folder, a sweep folder (all its runs), a Parquet file of trials, or else a long CSV.
+    Raises UsageError for a path that holds none of these, DataError for a file that is not what it must be.
+    """
+    tables, notes = [], []
+    for path in paths:
+        for read in _read(path, columns, notes):
+            tables.append(read)
+    if not tables or not sum(table.num_rows for table in tables):
+        raise DataError(f"{', '.join(map(str, paths)) or 'no path'}: no trials there yet")
+    return Rows(pa.concat_tables(tables), notes)
+
+
+def _read(path: Path, columns: Sequence[Column], notes: list[str]) -> Iterator[pa.Table]:
+    if not path.exists():
+        raise UsageError(f"{path}: no such file or folder")
+    if path.is_dir():
+        for run in _runs(path, notes):
+            table, problems = arrow.run_table(run, "trials", columns)
+            notes += [f"left out: {problem}" for problem in problems]
+            yield _placed(table, [str(run)] * table.num_rows)
+    elif path.suffix == ".parquet":
+        table = arrow.read_table(path, columns)
+        yield _placed(table, [str(path)] * table.num_rows)
+    else:
+        found = read_long_csv(path, columns)
+        notes += [f"{path}: column {', '.join(found.unread)} not read"] if found.unread else []
+        yield _placed(arrow.to_table(found.rows, columns), found.places)
+
+
+def _runs(folder: Path, notes: list[str]) -> list[Path]:
+    """The folder itself where it is a run, else the runs in it."""
+    if arrow.is_run(folder):
+        return [folder]
+    runs = sorted(path for path in folder.iterdir() if arrow.is_run(path))
+    if not runs:
+        below = sorted({str(path.parent.parent) for path in folder.glob(f"*/*/{arrow.MANIFEST}")})
+        hint = f"; name one of {', '.join(below)}" if below else ""
+        raise UsageError(f"{folder}: no run in it (a run holds {arrow.MANIFEST} or trials/){hint}")
+    if len(runs) > 1:
+        named = [path.name for path in runs]
+        shown = named if len(named) <= _N_NAMED else [named[0], "...", named[-1]]
+        notes.append(f"{folder}: {len(runs)} runs read: {', '.join(shown)}")
+    return runs
+
+
+def _placed(table: pa.Table, places: list[str]) -> pa.Table:
+    return table.append_column(PLACE, pa.array(places, pa.string()))
