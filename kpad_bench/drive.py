@@ -166,17 +166,13 @@ class _Pass:
         """Run all slots to the end of the queue, or to a stop."""
         queue = iter(work)
         self.start_ns = self.heard_ns = time.monotonic_ns()
-        monitor = asyncio.create_task(self._monitor())
-        try:
-            async with asyncio.TaskGroup() as slots:
-                for _ in range(min(self.concurrency, len(work))):
-                    slots.create_task(self._slot(queue))
+        async with asyncio.TaskGroup() as tasks:
+            monitor = tasks.create_task(self._monitor())
+            n_slots = min(self.concurrency, len(work))
+            for slot in [tasks.create_task(self._slot(queue)) for _ in range(n_slots)]:
+                await slot
             self.end_ns = time.monotonic_ns()
-        finally:
             monitor.cancel()
-            await asyncio.wait([monitor])
-        if not monitor.cancelled():
-            monitor.result()
 
     async def _slot(self, queue: Iterator[tuple[Prompt, bytes]]) -> None:
         """One place of the closed loop: the next request goes out when the last one has ended."""

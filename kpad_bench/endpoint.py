@@ -50,7 +50,7 @@ def request_body(target: Target, prompt: Prompt, load: Load) -> bytes:
 
 
 def session(target: Target, timeout_s: float | None = None) -> aiohttp.ClientSession:
-    """A client without limits, proxies, cookies or decompression. Without ``timeout_s`` the caller keeps the time."""
+    """A client without limits, proxies, cookies or decompression; its caller keeps the time by default."""
     connector = aiohttp.UnixConnector(target.uds, limit=0) if target.uds else aiohttp.TCPConnector(limit=0)
     return aiohttp.ClientSession(
         connector=connector,

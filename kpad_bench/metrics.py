@@ -190,19 +190,22 @@ def tokens_reconciled(trace: PassTrace, deltas: Deltas) -> bool | None:
 
 
 def outcome_columns(trace: PassTrace, deltas: Deltas) -> dict[str, object]:
-    """How many requests and tokens came out, and the doubts about them. n_failed counts issued ones."""
+    """How many requests and tokens came out, and the doubts about them. n_failed counts issued ones.
+
+    loop_share stays null: it needs token ids, which the stream does not carry.
+    """
     requests = ok_requests(trace)
     return {
         "duration_s": duration_s(trace),
         "n_ok": len(requests),
         "n_failed": len(trace.requests) - len(requests),
         "n_length_finish": sum(request.finish_reason == "length" for request in requests),
-        "loop_share": None,  # needs token ids, which the stream does not carry
         "input_tokens": sum(request.prompt_tokens or 0 for request in requests) if requests else None,
         "output_tokens": output_tokens(trace) if requests else None,
         "tokens_source": "usage" if requests else None,
         "tokens_reconciled": tokens_reconciled(trace, deltas),
         "endpoint": trace.endpoint,
+        "warnings": [f"{trace.n_retries} requests were sent twice"] if trace.n_retries else [],
     }
 
 
@@ -213,13 +216,11 @@ def speed_columns(trace: PassTrace) -> dict[str, object]:
 
 
 def step_columns(deltas: Deltas, steps: StepDeltas) -> dict[str, object]:
-    """Engine steps, drafts and pads. Step times are not measured yet."""
+    """Engine steps, drafts and pads. Step times stay null: nothing measures them yet."""
     return {
         "n_steps": steps.steps,
         "n_decode_steps": steps.decode_steps,
         "uniform_share_decode": _ratio(steps.uniform_decode_steps, steps.decode_steps),
-        "step_time_mean": None,
-        "step_time_p50": None,
         "mean_batch": mean_batch(deltas, steps),
         "acceptance_length": acceptance_length(deltas),
         "n_drafts": deltas.n_drafts,
@@ -241,7 +242,6 @@ def graph_columns(deltas: Deltas, steps: StepDeltas, has_graphs: bool | None) ->
         "full_share": full_share,
         "full_share_reason": reason if full_share is None else None,
         "full_share_decode": _ratio(shown.full_decode_steps, shown.decode_steps),
-        "full_share_time": None,
         "piecewise_share": _ratio(shown.mode_piecewise, shown.steps),
         "none_share": _ratio(shown.mode_none, shown.steps),
         "graph_padding_tokens": shown.graph_padding_tokens,

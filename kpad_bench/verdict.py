@@ -26,17 +26,16 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a verdict looks at besides the columns.
+    """What a verdict looks at besides the pass and its columns.
 
-    ``pad`` and ``k`` are what the arm asks for. ``workers``: the plugin's status of every worker (keys
+    ``pads`` and ``k`` are what the arm asks for. ``statuses``: the plugin's status of every worker (keys
     ``marker``, ``k``, ``pads``), empty when none answered. ``n_workers``: how many there must be.
     ``is_attached``: the server is not ours, so only a padded arm needs the marker.
     """
 
-    trace: PassTrace
-    pad: bool
+    pads: bool
     k: int | None
-    workers: Sequence[Mapping[str, Any]] = ()
+    statuses: Sequence[Mapping[str, Any]] = ()
     n_workers: int = 1
     is_attached: bool = False
     deltas: Deltas | None = None
@@ -47,14 +46,14 @@ Columns = Mapping[str, Any]
 Reason = tuple[str, str]
 
 
-def verdict(columns: Columns, thresholds: Thresholds, evidence: Evidence) -> Verdict:
+def verdict(columns: Columns, trace: PassTrace, thresholds: Thresholds, evidence: Evidence) -> Verdict:
     """The status of a trial. ``columns`` holds what was measured; what is missing is not judged."""
-    for reason, detail in _failures(evidence.trace):
+    for reason, detail in _failures(trace):
         return Verdict(FAILED, reason, detail)
     for doubts in (
         _engine_doubts(columns, evidence),
         _count_doubts(columns, evidence),
-        _request_doubts(thresholds, evidence.trace),
+        _request_doubts(thresholds, trace),
         _bound_doubts(columns, thresholds),
     ):
         for reason, detail in doubts:
@@ -85,9 +84,9 @@ def _is_refusal(kind: str | None) -> bool:
 
 def _engine_doubts(columns: Columns, evidence: Evidence) -> Iterator[Reason]:
     """Is the server in the state that the arm asks for?"""
-    marked = [worker for worker in evidence.workers if worker.get("marker")]
-    needs_marker = evidence.pad or not evidence.is_attached
-    if needs_marker and (len(marked) < evidence.n_workers or len(marked) < len(evidence.workers)):
+    marked = [worker for worker in evidence.statuses if worker.get("marker")]
+    needs_marker = evidence.pads or not evidence.is_attached
+    if needs_marker and (len(marked) < evidence.n_workers or len(marked) < len(evidence.statuses)):
         yield "no_marker", f"the plugin answered from {len(marked)} of {evidence.n_workers} workers"
     ks = {worker.get("k") for worker in marked} - {evidence.k}
     if ks:
@@ -95,8 +94,8 @@ def _engine_doubts(columns: Columns, evidence: Evidence) -> Iterator[Reason]:
     positions = columns.get("accepted_per_position")
     if evidence.k is not None and positions is not None and len(positions) != evidence.k:
         yield "k_not_applied", f"asked for k={evidence.k}, the server counts {len(positions)} positions"
-    if any(bool(worker.get("pads")) != evidence.pad for worker in marked):
-        yield "padding_not_applied", f"asked for pad={evidence.pad}, a worker says {not evidence.pad}"
+    if any(bool(worker.get("pads")) != evidence.pads for worker in marked):
+        yield "padding_not_applied", f"asked for pad={evidence.pads}, a worker says {not evidence.pads}"
 
 
 def _count_doubts(columns: Columns, evidence: Evidence) -> Iterator[Reason]:

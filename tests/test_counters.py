@@ -1,0 +1,200 @@
+"""The server's counters by exact name, and the plugin's by rank."""
+
+from __future__ import annotations
+
+import pytest
+
+from kpad_bench.counters import Deltas, delta, parse_samples, snapshot, step_deltas
+
+MODERN = """\
+# HELP vllm:generation_tokens_total Number of generation tokens processed.
+# TYPE vllm:generation_tokens_total counter
+vllm:generation_tokens_total{engine="0",model_name="m"} 1e+06
+vllm:generation_tokens_created{engine="0",model_name="m"} 1.796131507408362e+09
+vllm:request_generation_tokens_count{engine="0",model_name="m"} 3.0
+vllm:time_to_first_token_seconds_count{engine="0",model_name="m"} 10.0
+vllm:time_to_first_token_seconds_bucket{engine="0",le="+Inf",model_name="m"} 10.0
+vllm:inter_token_latency_seconds_count{engine="0",model_name="m"} 500.0
+vllm:request_time_per_output_token_seconds_count{engine="0",model_name="m"} 7.0
+vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="m"} 90.0
+vllm:spec_decode_num_accepted_tokens_created{engine="0",model_name="m"} 1.7e+09
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="0"} 60.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="1"} 30.0
+vllm:prefix_cache_hits_total{engine="0",model_name="m"} 5.0
+vllm:external_prefix_cache_hits_total{engine="0",model_name="m"} 77.0
+vllm:cache_config_info{block_size="128",engine="0",num_gpu_blocks="182",num_gpu_blocks_override="None"} 1.0
+"""
+
+
+def test_twins_and_cousins_are_never_mixed_in():
+    """Accepted tokens are 90: not with the creation time, not with the counts by position."""
+    now = snapshot(MODERN)
+    assert now.total("accepted_tokens") == 90
+    assert now.total("generation_tokens") == 1_000_000
+    assert now.total("decode_events") == 500
+    assert now.total("prefix_hits") == 5
+    assert now.num_gpu_blocks == 182
+
+
+GENERATIONS = {
+    "newest": (
+        ["generation_tokens_total", "inter_token_latency_seconds_count", "prefix_cache_hits_total"],
+        ["vllm:gpu_prefix_cache_hits_total{} 9"],
+    ),
+    "before": (
+        ["generation_tokens_total", "time_per_output_token_seconds_count", "gpu_prefix_cache_hits_total"],
+        ["vllm:gpu_cache_usage_perc{} 0.5"],
+    ),
+    "oldest": (
+        ["generation_tokens", "time_per_output_token_seconds_count", "gpu_prefix_cache_hits"],
+        ["vllm:gpu_prefix_cache_hit_rate{} -1.0"],
+    ),
+}
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_names_of_all_generations_are_found(generation):
+    """The name found is reported; spec counters that a dump lacks are None, not 0."""
+    names, others = GENERATIONS[generation]
+    lines = [f'vllm:{name}{{model_name="m"}} {i + 1}.0' for i, name in enumerate(names)]
+    now = snapshot("\n".join([*lines, *others, ""]))
+    assert [now.total(n) for n in ("generation_tokens", "decode_events", "prefix_hits")] == [1, 2, 3]
+    assert [now.found[n] for n in ("generation_tokens", "decode_events", "prefix_hits")] == [
+        f"vllm:{name}" for name in names
+    ]
+    assert now.total("n_drafts") is None
+
+
+def test_two_generations_at_once_are_not_added():
+    """A server that shows the old name beside the new one is counted once."""
+    text = "vllm:time_per_output_token_seconds_count 8\nvllm:inter_token_latency_seconds_count 9\n"
+    assert snapshot(text).total("decode_events") == 9
+
+
+def test_labels_may_hold_anything():
+    """Quotes, backslashes, braces, commas and line ends inside a label are part of the label."""
+    line = (
+        r'a:b{x="1",path="C:\\n \"q\" {,}\n",} +Inf 1700'
+        + "\n"
+        + r'a:b{path="} 5"} 2.5e3 # {id="7"} 1'
+        + "\n"
+    )
+    samples = list(parse_samples(line))
+    assert [(s.name, dict(s.labels), s.value) for s in samples] == [("a:b", {"path": "} 5"}, 2500.0)]
+    finite = next(parse_samples(line.replace("+Inf", "3")))
+    assert dict(finite.labels) == {"x": "1", "path": 'C:\\n "q" {,}\n'}
+
+
+def test_nan_and_nonsense_are_skipped():
+    """A sample that is no number is as good as missing."""
+    text = "vllm:generation_tokens_total NaN\nvllm:prompt_tokens_total what\n{}\n\nvllm:preemptions"
+    now = snapshot(text)
+    assert now.total("generation_tokens") is None
+    assert now.series == {}
+
+
+def test_engines_are_summed():
+    """Each engine has its own series."""
+    text = "".join(f'vllm:generation_tokens_total{{engine="{i}"}} {10 + i}\n' for i in range(3))
+    blocks = "".join(f'vllm:cache_config_info{{engine="{i}",num_gpu_blocks="100"}} 1\n' for i in range(3))
+    assert snapshot(text + blocks).total("generation_tokens") == 33
+    assert snapshot(text + blocks).num_gpu_blocks == 300
+
+
+def grown(text, **values):
+    """The dump with the values of some samples (by name without vllm:) replaced."""
+    lines = []
+    for line in text.splitlines():
+        name = line.split("{")[0].removeprefix("vllm:")
+        lines.append(f"{line.rsplit(' ', 1)[0]} {values[name]}" if name in values else line)
+    return "\n".join([*lines, ""])
+
+
+def test_delta_is_what_the_pass_added():
+    """G, F, P and the rest are differences; what neither dump has is None."""
+    after = grown(
+        MODERN,
+        generation_tokens_total="1.0005e+06",
+        time_to_first_token_seconds_count="18.0",
+        inter_token_latency_seconds_count=700,
+        spec_decode_num_accepted_tokens_per_pos_total=61,
+    )
+    found = delta(snapshot(MODERN), snapshot(after))
+    assert (found.generation_tokens, found.first_tokens, found.decode_events) == (500, 8, 200)
+    assert found.accepted_per_position == [1, 31]
+    assert (found.accepted_tokens, found.n_drafts, found.preemptions) == (0, None, None)
+    assert (found.num_gpu_blocks, found.backwards) == (182, ())
+
+
+def test_positions_are_in_order_of_their_label():
+    """Position 10 comes after position 9, and a gap makes the list unknown."""
+    name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+
+    def dump(factor, positions):
+        return snapshot("".join(f'{name}{{position="{p}"}} {factor * (20 - p)}\n' for p in positions))
+
+    assert delta(dump(1, range(12)), dump(2, range(12))).accepted_per_position == list(range(20, 8, -1))
+    assert delta(dump(1, [0, 2]), dump(2, [0, 2])).accepted_per_position is None
+
+
+def test_a_counter_that_fell_is_named_and_unknown():
+    """A restart shows as a fall, also when another engine's rise hides it in the sum."""
+    before = 'vllm:generation_tokens_total{engine="0"} 50\nvllm:generation_tokens_total{engine="1"} 50\n'
+    after = 'vllm:generation_tokens_total{engine="0"} 500\nvllm:generation_tokens_total{engine="1"} 2\n'
+    found = delta(snapshot(before), snapshot(after))
+    assert found.backwards == ("generation_tokens",)
+    assert found.generation_tokens is None
+
+
+def test_a_cut_dump_leaves_nulls():
+    """A dump cut anywhere gives None for what it lacks, never a shortened number."""
+    whole = snapshot(MODERN)
+    for n in range(len(MODERN)):
+        found = delta(whole, snapshot(MODERN[:n]))
+        assert found.generation_tokens in (None, 0)
+        assert found.backwards == ()
+    assert delta(whole, snapshot(None)) == Deltas()
+
+
+def test_zero_drafts_are_zero():
+    """Counters that are there and 0 are 0; only their creation time is large."""
+    text = "vllm:spec_decode_num_drafts_total 0.0\nvllm:spec_decode_num_drafts_created 1.7e+09\n"
+    found = delta(snapshot(text), snapshot(text))
+    assert (found.n_drafts, found.draft_tokens) == (0, None)
+
+
+def status(rank, *, output=False, **counters):
+    """A worker's status, as the plugin answers."""
+    return {"rank": rank, "is_output_rank": output, "counters": counters or None}
+
+
+def test_steps_come_from_the_output_rank():
+    """The output rank's difference counts, and agreeing ranks are silent."""
+    before = [status(0, steps=10, pad_tokens=4), status(1, output=True, steps=10, pad_tokens=4)]
+    after = [status(1, output=True, steps=30, pad_tokens=9), status(0, steps=30, pad_tokens=9)]
+    found = step_deltas(before, after)
+    assert (found.steps, found.pad_tokens, found.mode_full) == (20, 5, None)
+    assert (found.disagree, found.backwards) == ((), ())
+
+
+def test_ranks_that_disagree_are_reported():
+    """A rank that drafted differently is named by its counter; so is one that did not answer."""
+    before = [status(0, output=True, steps=1, pad_tokens=0), status(1, steps=1, pad_tokens=0)]
+    after = [status(0, output=True, steps=2, pad_tokens=3), status(1, steps=2, pad_tokens=5)]
+    assert step_deltas(before, after).disagree == ("pad_tokens",)
+    assert step_deltas(before, after[:1]).disagree == ("steps", "pad_tokens")
+
+
+def test_step_counters_that_fell_are_named():
+    """A worker that restarted has counted less."""
+    found = step_deltas([status(0, output=True, steps=9)], [status(0, output=True, steps=3)])
+    assert (found.steps, found.backwards) == (None, ("steps",))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [([], []), ([status(0, output=True)], [status(0, output=True)]), ([], [status(0, output=True, steps=3)])],
+)
+def test_no_step_counters_is_none(before, after):
+    """A runner that the plugin does not count leaves nothing, not zeros."""
+    assert step_deltas(before, after) is None
