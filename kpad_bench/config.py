@@ -144,7 +144,7 @@ class Cpus(Frozen):
 
 
 class Thresholds(Frozen):
-    """Limits above (or below) which a trial is not ok. Source: DESIGN decisions, docs/decisions/0003."""
+    """Limits above (or below) which a trial is not ok. Source: DESIGN decisions, docs/decisions/0005."""
 
     success_share: float = 0.99
     full_share_decode: float = 0.9
