@@ -117,12 +117,12 @@ def _best(arms: Sequence[ArmAtK], family: str) -> tuple[dict[str, Any], list[str
             "output_tok_per_s": decision.tok_per_s,
             "n_trials": best.n_ok,
             "runner_up_k": decision.runner_up_k,
-            "margin_pct": decision.margin_pct,
+            "margin_pct": _rounded(decision.margin_pct),
             "tie_set": list(decision.tie_set),
             "tie_basis": decision.tie_basis,
             "established": decision.is_established,
             "pick_k": decision.pick_k,
-            "regret_pct": decision.regret_pct,
+            "regret_pct": _rounded(decision.regret_pct),
             "vs_suf_pct": _gain_pct(decision.tok_per_s, record["suf_tok_per_s"]),
             "vs_van_pct": _gain_pct(decision.tok_per_s, record["van_tok_per_s"]),
             "vs_best_baseline_pct": _gain_pct(decision.tok_per_s, max(speeds.values(), default=None)),
@@ -151,7 +151,12 @@ def _by_round(arms: Sequence[ArmAtK]) -> list[dict[int, float]]:
 
 
 def _gain_pct(value: float, base: float | None) -> float | None:
-    return None if base is None else stats.gain_pct(value, base)
+    return None if base is None else _rounded(stats.gain_pct(value, base))
+
+
+def _rounded(percent: float | None) -> float | None:
+    """Without the digits that are only arithmetic: 10.000000000000009 is 10."""
+    return None if percent is None else round(percent, 6)
 
 
 def _doubts_of_choice(decision: stats.Decision, eligible: Sequence[ArmAtK]) -> Iterator[str]:
@@ -185,7 +190,7 @@ def _doubts_of_trials(eligible: Sequence[ArmAtK], baselines: Sequence[ArmAtK]) -
             yield f"K={arm.k}: the share of FULL graphs is not known ({reason})"
     for arm in (*eligible, *baselines):
         if arm.failures:
-            which = f"{len(arm.failures)} of {len(arm.failures) + arm.n_ok} trials"
-            yield f"{arm.label}: {which} left out: {arm.why_failed}"
+            which = f", {len(arm.failures)} of {len(arm.failures) + arm.n_ok} trials" if arm.n_ok else ""
+            yield f"{arm.label}{which} left out: {arm.why_failed}"
         for warning in sorted(arm.warnings):
             yield f"{arm.label}: {warning}"

@@ -1,0 +1,590 @@
+"""Trial rows to a best-K table: definitions, refusals, footnotes, formats."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kpad_bench import arrow
+from kpad_bench.errors import DataError, UsageError
+from kpad_bench.reduce import best_k, footnotes, load_rows, render
+from kpad_bench.schema import BEST_K, REQUESTS, TRIALS, names
+from kpad_bench.store import RunFolder
+
+ROOT = Path(__file__).resolve().parent.parent
+GOLDEN = ROOT / "tests" / "golden"
+
+
+def frame(*rows, **shared):
+    """Trial rows as a DataFrame: (arm, k, speed) or (arm, k, speed, {column: value})."""
+    records = []
+    for arm, k, speed, *more in rows:
+        base = {"model": "m", "corpus": "c", "arm": arm, "k": k, "output_tok_per_s": speed}
+        records.append({**base, **shared, **(more[0] if more else {})})
+    return pd.DataFrame(records)
+
+
+def only_row(rows, **options):
+    """The one row of the best-K table of these rows, and its footnotes in one text."""
+    table = best_k(rows, **options)
+    assert len(table) == 1
+    return table.iloc[0], "\n".join(footnotes(table))
+
+
+def csv_file(tmp_path, text, name="rows.csv"):
+    path = tmp_path / name
+    path.write_text(text)
+    return path
+
+
+def write_run(path, *rows, **shared):
+    """A run folder with these trials: (trial_id, columns)."""
+    run = RunFolder(path)
+    run.write_manifest({})
+    for trial_id, row in rows:
+        run.write_trial({"trial_id": trial_id, "model": "m", "corpus": "c", "round": 1, **shared, **row}, [])
+    return run
+
+
+def ok(k, speed, arm="kpad", **more):
+    return {"status": "ok", "arm": arm, "k": k, "output_tok_per_s": speed, **more}
+
+
+# The published table
+
+
+def published():
+    return best_k(load_rows(GOLDEN / "published_ksweep.csv"))
+
+
+def test_the_published_best_k_table_is_reproduced():
+    """All 77 cells agree in model, corpus, best K and throughput; none is established."""
+    expected = pd.read_csv(GOLDEN / "published_best_k.csv")
+    got = pd.read_csv(io.StringIO(render(published(), "csv")))
+    columns = list(expected.columns)
+    assert len(got) == 77
+    pd.testing.assert_frame_equal(
+        got[columns].sort_values(columns, ignore_index=True),
+        expected.sort_values(columns, ignore_index=True),
+        check_dtype=False,
+    )
+    assert not got["established"].any()
+    assert (got["pick_k"] == got["best_k"]).all()
+    assert got["ci_low"].isna().all()
+
+
+def test_published_ties_under_the_assumed_variation():
+    """54 of the 77 published best Ks are alone in their tie set, 23 are not."""
+    table = published()
+    assert (table["tie_set"].map(len) == 1).sum() == 54
+    assert set(table["tie_basis"]) == {"assumed"}
+    assert (table.loc[table["tie_set"].map(len) == 1, "regret_pct"] == 0).all()
+    assert (table.loc[table["tie_set"].map(len) > 1, "regret_pct"] > 0).all()
+
+
+def test_one_trial_per_k_is_said_in_plain_words():
+    """The table says once that nothing is established, and what that means."""
+    text = "\n".join(footnotes(published()))
+    assert text.count("one trial per K: nothing is established") == 1
+    assert "1.2 %" in text
+    assert "3.6 %" in text
+
+
+# Renderings
+
+
+@pytest.mark.parametrize(
+    ("output_format", "name"),
+    [("table", "small.table.txt"), ("md", "small.md"), ("csv", "small.best_k.csv"), ("json", "small.json")],
+)
+def test_renderings_are_as_they_were(output_format, name):
+    """Each format of the small example equals its golden file; a missing one fails."""
+    text = render(best_k(load_rows(GOLDEN / "small.csv")), output_format)
+    if os.environ.get("KPAD_WRITE_GOLDEN"):
+        (GOLDEN / name).write_text(text)
+    assert text == (GOLDEN / name).read_text()
+
+
+def test_the_table_fits_a_hundred_columns():
+    """Every line of the table and its footnotes has at most 100 characters."""
+    for rows in (GOLDEN / "published_ksweep.csv", GOLDEN / "small.csv"):
+        assert max(map(len, render(best_k(load_rows(rows))).splitlines())) <= 100
+
+
+def test_json_is_a_list_of_best_k_rows():
+    """Every column is there, null stays null, established is a boolean, lists are lists."""
+    rows = json.loads(render(best_k(load_rows(GOLDEN / "small.csv")), "json"))
+    assert all(tuple(row) == names(BEST_K) for row in rows)
+    assert {type(row["established"]) for row in rows} == {bool}
+    assert [row["tie_set"] for row in rows] == [[6, 8], [4], [], [8]]
+    assert rows[2]["best_k"] is None
+
+
+def test_parquet_holds_the_declared_columns(tmp_path):
+    """The Parquet form has the schema of the best-K table and reads back."""
+    table = best_k(load_rows(GOLDEN / "small.csv"))
+    (tmp_path / "best.parquet").write_bytes(render(table, "parquet"))
+    read = pq.read_table(tmp_path / "best.parquet")
+    assert read.schema.equals(arrow.arrow_schema(BEST_K))
+    assert read["best_k"].to_pylist() == [6, 4, None, 8]
+
+
+def test_text_that_steers_a_terminal_is_defused():
+    """A model name with an escape sequence cannot colour the table or break its lines."""
+    text = render(best_k(frame(("kpad", 4, 1.0), model="m\x1b[31m\nx")))
+    assert "\x1b" not in text
+    assert "m [31m x" in text
+
+
+def test_an_unknown_format_names_the_known_ones():
+    """Another format is a usage error."""
+    with pytest.raises(UsageError, match="table, md, csv, json, parquet"):
+        render(best_k(frame(("kpad", 4, 1.0))), "xml")
+
+
+def test_columns_are_exactly_the_declared_ones():
+    """Names and order are those of the schema."""
+    assert tuple(best_k(frame(("kpad", 4, 1.0))).columns) == names(BEST_K)
+
+
+# Which K, and against what
+
+
+def test_gains_are_against_the_published_baselines_and_the_best_one():
+    """vs_suf means suf at K=32, vs_van no speculation, vs_best_baseline the best of all present."""
+    row, _ = only_row(frame(("van", None, 100.0), ("suf", 32, 160.0), ("suf", 12, 180.0), ("kpad", 4, 200.0)))
+    assert (row["van_tok_per_s"], row["suf_tok_per_s"]) == (100, 160)
+    gains = [row["vs_van_pct"], row["vs_suf_pct"], row["vs_best_baseline_pct"]]
+    assert gains == pytest.approx([100, 25, 100 / 9])
+
+
+def test_suf_at_another_k_is_a_baseline_but_not_the_published_one():
+    """Without K=32 vs_suf is null, while the best baseline counts what is there."""
+    row, _ = only_row(frame(("suf", 8, 160.0), ("kpad", 4, 200.0)))
+    assert pd.isna(row["vs_suf_pct"])
+    assert pd.isna(row["vs_van_pct"])
+    assert row["vs_best_baseline_pct"] == pytest.approx(25)
+
+
+def test_a_k_without_an_ok_trial_is_left_out_with_its_reason():
+    """A failed K is named with why; it is neither zero nor best."""
+    row, text = only_row(
+        frame(("kpad", 4, 1.0), ("kpad", 8, 9.0, {"status": "failed", "reason": "oom"}), status="ok")
+    )
+    assert (row["best_k"], row["not_eligible"]) == (4, ["8: oom"])
+    assert "K=8 left out: oom" in text
+
+
+def test_a_cell_in_which_nothing_worked_keeps_its_row():
+    """No eligible K: a row with null best K and the reasons."""
+    row, _ = only_row(
+        frame(("kpad", 4, None), ("van", None, 5.0, {"status": "ok"}), status="failed", reason="boot_timeout")
+    )
+    assert pd.isna(row["best_k"])
+    assert pd.isna(row["pick_k"])
+    assert (row["not_eligible"], row["tie_set"], row["van_tok_per_s"]) == (["4: boot_timeout"], [], 5)
+
+
+@pytest.mark.parametrize(
+    ("share", "reason", "is_eligible", "word"),
+    [
+        (0.9, None, True, None),
+        (0.8999, None, False, "full_share 0.89 < 0.9"),
+        (0.42, None, False, "full_share 0.42 < 0.9"),
+        (0.0, None, False, "full_share 0.00 < 0.9"),
+        (None, "no_graphs", True, None),  # the CPU has none, so there is nothing to doubt
+        (None, "not_counted", True, "share of FULL graphs is not known (not_counted)"),
+    ],
+)
+def test_a_padded_k_must_have_run_in_full_graphs(share, reason, is_eligible, word):
+    """A known low FULL share leaves a K out; an unknown one is a footnote unless there are no graphs."""
+    more = {"full_share_decode": share, "full_share_reason": reason}
+    row, text = only_row(frame(("kpad", 4, 1.0, {"full_share_decode": 1.0}), ("kpad", 8, 9.0, more)))
+    assert (row["best_k"] == 8) == is_eligible
+    assert word is None or word in text
+    assert word is not None or ("left out" not in text and "not known" not in text)
+
+
+def test_baselines_need_no_full_graphs():
+    """Unpadded suffix never replays FULL graphs, and is a baseline all the same."""
+    row, _ = only_row(
+        frame(("suf", 32, 10.0), ("kpad", 4, 20.0, {"full_share_decode": 1.0}), full_share_decode=0.0)
+    )
+    assert row["vs_suf_pct"] == pytest.approx(100)
+
+
+def test_rounds_are_averaged_after_the_repeats_inside_each():
+    """A boot with three repeats weighs as much as one with a single pass."""
+    rows = frame(
+        ("kpad", 4, 10.0, {"round": 1, "repeat": 1}),
+        ("kpad", 4, 20.0, {"round": 1, "repeat": 2}),
+        ("kpad", 4, 30.0, {"round": 1, "repeat": 3}),
+        ("kpad", 4, 40.0, {"round": 2}),
+    )
+    row, _ = only_row(rows)
+    assert (row["output_tok_per_s"], row["n_trials"]) == (30, 4)
+
+
+def test_several_rounds_say_that_intervals_are_missing():
+    """More trials than one per K are not called established before they are tested."""
+    rows = frame(*(("kpad", k, 100.0 * k, {"round": r}) for k in (4, 8) for r in (1, 2, 3)))
+    row, text = only_row(rows)
+    assert not row["established"]
+    assert pd.isna(row["ci_low"])
+    assert "intervals are not computed yet" in text
+
+
+def test_unequal_numbers_of_trials_are_a_footnote():
+    """Means over different rounds are compared, and said to be."""
+    _, text = only_row(frame(("kpad", 4, 1.0), ("kpad", 4, 1.0, {"round": 2}), ("kpad", 8, 2.0), round=1))
+    assert "not every K was measured in every round (2 of K=4, 1 of K=8)" in text
+
+
+def test_warnings_of_a_trial_become_footnotes_of_its_row():
+    """A doubt travels with the number, is printed once and marks the rows it is about."""
+    warned = {"warnings": ["tail_share 0.6"]}
+    rows = pd.concat([frame(("kpad", 4, 1.0, warned), corpus=c) for c in "ab"] + [frame(("kpad", 4, 1.0))])
+    table = best_k(rows)
+    assert [text for text in footnotes(table) if "tail_share" in text] == ["2. kpad@4: tail_share 0.6"]
+    marks = [line.split()[-1] for line in render(table).splitlines()[2:5]]
+    assert marks == ["2", "2", "1"]
+
+
+def test_candidates_choose_the_families():
+    """One row per family that is asked for; a family nobody measured is a usage error naming the others."""
+    rows = frame(("kpad", 4, 1.0), ("kfill", 8, 2.0), ("van", None, 1.0))
+    assert list(best_k(rows, candidates=("kpad", "kfill"))["arm"]) == ["kfill", "kpad"]
+    assert list(best_k(rows)["arm"]) == ["kpad"]
+    with pytest.raises(UsageError, match="no trials of arm ghost; there are: kfill, kpad, van"):
+        best_k(rows, candidates=("ghost",))
+
+
+SPEED = st.floats(1, 1e5)
+TRIAL = st.tuples(
+    st.sampled_from(["m1", "m2"]),
+    st.sampled_from(["c1", "c2"]),
+    st.sampled_from(["kpad", "kpad", "suf", "van"]),
+    st.sampled_from([4, 6, 8, 12, 32]),
+    st.integers(1, 2),
+    st.one_of(SPEED, st.none()),
+)
+
+
+def trials(tuples):
+    keys = ["model", "corpus", "arm", "k", "round", "output_tok_per_s"]
+    rows = [dict(zip(keys, t, strict=True)) for t in tuples] + [
+        {"model": "m1", "corpus": "c1", "arm": "kpad", "k": 4, "round": 1, "output_tok_per_s": 50.0}
+    ]
+    for row in rows:
+        failed = row["output_tok_per_s"] is None
+        row |= {"status": "failed" if failed else "ok", "reason": "oom" if failed else None}
+    return pd.DataFrame(rows)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(TRIAL, max_size=25), st.randoms(use_true_random=False))
+def test_order_of_rows_and_columns_is_irrelevant(tuples, random):
+    """Shuffled rows and columns give the same table and the same footnotes, to the last bit."""
+    rows = trials(tuples)
+    shuffled = rows.sample(frac=1, random_state=random.randrange(2**32))
+    shuffled = shuffled[random.sample(list(shuffled.columns), len(shuffled.columns))]
+    assert render(best_k(shuffled), "json") == render(best_k(rows), "json")
+    assert footnotes(best_k(shuffled)) == footnotes(best_k(rows))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(TRIAL, max_size=25), TRIAL, st.sampled_from(["failed", "invalid"]))
+def test_a_failed_trial_never_changes_a_number(tuples, extra, status):
+    """Adding a trial that is not ok, whatever throughput it claims, leaves every figure as it was."""
+    rows = trials(tuples)
+    bad = trials([extra]).head(1).assign(status=status, reason="stalled", output_tok_per_s=1e9)
+    before, after = (json.loads(render(best_k(r), "json")) for r in (rows, pd.concat([rows, bad])))
+    kept = {(row["model"], row["corpus"]): row for row in after}
+    for row in before:
+        assert {**kept[row["model"], row["corpus"]], "not_eligible": None} == {**row, "not_eligible": None}
+
+
+# What may be pooled
+
+
+@pytest.mark.parametrize(
+    ("column", "one", "other"),
+    [
+        ("vllm_version", "0.25.1", "0.32.0"),
+        ("driver", "570", "580"),
+        ("driver", None, "580"),
+        ("gpu_name", "A", "B"),
+        ("cpu_model", "A", "B"),
+        ("clock_policy", "free", "locked"),
+        ("corpus_digest", "aa", "bb"),
+        ("concurrency", 8, 32),
+        ("max_tokens", 128, 256),
+        ("n_prompts", 8, 16),
+        ("temperature", 0.0, 0.7),
+        ("isolation", "boot", "reset"),
+    ],
+)
+def test_trials_that_are_not_alike_are_not_pooled(column, one, other):
+    """A difference that can change the number is refused by name, with both values, unless allowed."""
+    rows = frame(("kpad", 4, 1.0, {column: one}), ("kpad", 8, 2.0, {column: other}))
+    with pytest.raises(UsageError, match=rf"m c: .*{column} is .*--allow-mixed {column}") as caught:
+        best_k(rows)
+    assert str(other) in str(caught.value)
+    row, _ = only_row(rows, allow_mixed={column})
+    assert row["best_k"] == 8
+
+
+def test_every_difference_is_named_at_once():
+    """Two differing columns are both in the message."""
+    rows = frame(
+        ("kpad", 4, 1.0, {"driver": "1", "concurrency": 8}),
+        ("van", None, 2.0, {"driver": "2", "concurrency": 9}),
+    )
+    with pytest.raises(UsageError, match="--allow-mixed driver,concurrency"):
+        best_k(rows)
+    with pytest.raises(UsageError, match="--allow-mixed concurrency"):
+        best_k(rows, allow_mixed={"driver"})
+
+
+def test_another_cell_id_or_cache_state_is_not_the_same_k():
+    """Passes with other server flags or another cache state are no further trials of one K."""
+    for column in ("cell_id", "cache_state"):
+        rows = frame(("kpad", 4, 1.0, {column: "x"}), ("kpad", 4, 2.0, {column: "y", "round": 2}), round=1)
+        with pytest.raises(UsageError, match=rf"m c kpad 4: .*{column}"):
+            best_k(rows)
+        best_k(rows, allow_mixed={column})
+
+
+def test_other_corpora_and_failed_trials_may_differ():
+    """What must agree must agree inside a (model, corpus), among trials that count."""
+    rows = pd.concat(
+        [
+            frame(("kpad", 4, 1.0), max_tokens=128, vllm_version="0.32.0", status="ok"),
+            frame(("kpad", 8, None), max_tokens=128, vllm_version=None, status="failed"),
+            frame(("kpad", 4, 1.0), max_tokens=256, corpus="d", vllm_version="0.25.1", status="ok"),
+        ]
+    )
+    assert len(best_k(rows)) == 2
+
+
+def test_only_known_columns_can_be_allowed_to_differ():
+    """A misspelt allowance is not silently without effect."""
+    with pytest.raises(UsageError, match="drivr: choose from vllm_version"):
+        best_k(frame(("kpad", 4, 1.0)), allow_mixed={"drivr"})
+
+
+def test_a_baseline_from_another_run_is_a_footnote():
+    """Drift between runs is part of such a gain, and the table says so."""
+    rows = frame(("kpad", 4, 2.0, {"run_id": "a"}), ("van", None, 1.0, {"run_id": "b"}))
+    _, text = only_row(rows)
+    assert "van was measured in another run than kpad" in text
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (("kpad", 4, -1.0), "output_tok_per_s -1.0"),
+        (("kpad", 4, 0.0), "output_tok_per_s 0.0"),
+        (("kpad", None, 1.0), "k null"),
+        (("kpad", 0, 1.0), "k 0"),
+        (("kpad", 2.5, 1.0), "column k"),
+        (("kpad", 4, 1.0, {"status": "done"}), "status done"),
+        (("kpad", 4, 1.0, {"model": None}), "model null"),
+    ],
+)
+def test_rows_that_cannot_be_are_refused(row, message):
+    """Zero, negative and other impossible values never get into a table."""
+    with pytest.raises(DataError, match=message):
+        best_k(frame(row))
+
+
+def test_rows_need_the_four_columns():
+    """A DataFrame without throughput is a usage error."""
+    with pytest.raises(UsageError, match="output_tok_per_s"):
+        best_k(pd.DataFrame({"model": ["m"], "corpus": ["c"], "k": [4]}))
+
+
+# Reading
+
+
+def test_a_run_and_a_sweep_of_runs_are_read(tmp_path):
+    """A run folder gives its trials; a sweep folder those of all its runs, which it names."""
+    write_run(tmp_path / "s" / "r1", ("a", ok(4, 10.0)), ("b", ok(8, 20.0)), ("v", ok(None, 5.0, "van")))
+    write_run(tmp_path / "s" / "r2", ("a", ok(4, 14.0)), ("b", ok(8, 22.0)))
+    row, _ = only_row(load_rows(tmp_path / "s" / "r1"))
+    assert (row["best_k"], row["n_trials"], row["output_tok_per_s"], row["vs_van_pct"]) == (8, 1, 20, 300)
+    row, text = only_row(load_rows(tmp_path / "s"))
+    assert (row["n_trials"], row["output_tok_per_s"]) == (2, 21)
+    assert "2 runs read: r1, r2" in text
+
+
+def test_a_compacted_run_gives_the_same_table(tmp_path):
+    """Parts, the compacted file, and both at once reduce alike."""
+    run = write_run(tmp_path / "r", ("a", ok(4, 10.0)), ("b", ok(8, 20.0)))
+    before = render(best_k(load_rows(run.path)), "json")
+    part = (run.path / "trials" / "a.parquet").read_bytes()
+    run.compact()
+    assert render(best_k(load_rows(run.path)), "json") == before
+    (run.path / "trials" / "a.parquet").write_bytes(part)
+    assert render(best_k(load_rows(run.path)), "json") == before
+    assert render(best_k(load_rows(run.path / "trials.parquet")), "json") == before
+
+
+def test_the_same_trial_read_twice_counts_once(tmp_path):
+    """A run named twice, or beside its sweep, is counted once with a footnote."""
+    write_run(tmp_path / "s" / "r", ("a", ok(4, 10.0, warnings=["w"])))
+    rows = load_rows([tmp_path / "s", tmp_path / "s" / "r"])
+    row, text = only_row(rows)
+    assert row["n_trials"] == 1
+    assert "1 rows read twice, counted once" in text
+
+
+def test_a_trial_told_differently_by_two_files_is_refused(tmp_path):
+    """Conflicting rows of one trial are an error naming both places and the difference."""
+    write_run(tmp_path / "x" / "r", ("a", ok(4, 10.0)))
+    write_run(tmp_path / "y" / "r", ("a", ok(4, 11.0)))
+    with pytest.raises(
+        DataError, match=r"x/r and .*y/r both hold trial a, with output_tok_per_s 10.0 and 11.0"
+    ):
+        load_rows([tmp_path / "x", tmp_path / "y"])
+
+
+def test_a_broken_part_is_left_out_with_a_footnote_and_stays(tmp_path):
+    """Reading changes nothing on disk; a truncated part is named below the table."""
+    run = write_run(tmp_path / "r", ("a", ok(4, 10.0)), ("b", ok(8, 20.0)))
+    part = run.path / "trials" / "b.parquet"
+    part.write_bytes(part.read_bytes()[:-9])
+    row, text = only_row(load_rows(run.path))
+    assert row["best_k"] == 4
+    assert f"left out: {part}: not a whole Parquet file" in text
+    assert part.exists()
+
+
+def test_a_broken_file_given_by_name_is_an_error(tmp_path):
+    """A Parquet file that is cut, foreign, of another table or version is a data error naming it."""
+    cut = tmp_path / "cut.parquet"
+    cut.write_bytes(b"PAR1")
+    foreign = tmp_path / "foreign.parquet"
+    pq.write_table(arrow.pa.table({"x": [1]}), foreign)
+    newer = tmp_path / "newer.parquet"
+    newer.write_bytes(arrow.to_bytes(arrow.to_table([{"schema_version": 9, "trial_id": "a"}], TRIALS)))
+    other_type = tmp_path / "type.parquet"
+    pq.write_table(arrow.pa.table({"schema_version": [1], "trial_id": ["a"], "k": ["four"]}), other_type)
+    requests = tmp_path / "requests.parquet"
+    requests.write_bytes(arrow.to_bytes(arrow.to_table([{"schema_version": 1, "trial_id": "a"}], REQUESTS)))
+    for path, message in (
+        (cut, "not a whole Parquet file"),
+        (foreign, "not one of this tool's tables"),
+        (newer, "schema version 9"),
+        (other_type, "column k is string"),
+    ):
+        with pytest.raises(DataError, match=rf"{path.name}: .*{message}"):
+            load_rows(path)
+    with pytest.raises(DataError, match="model null"):
+        best_k(load_rows(requests))
+
+
+def test_places_without_trials_are_named(tmp_path):
+    """A missing path, an empty folder, a results folder one level too high, an empty run."""
+    with pytest.raises(UsageError, match="no such file or folder"):
+        load_rows(tmp_path / "absent")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match="no run in it"):
+        load_rows(tmp_path / "empty")
+    write_run(tmp_path / "results" / "s" / "r")
+    with pytest.raises(UsageError, match=r"name one of .*results/s$"):
+        load_rows(tmp_path / "results")
+    with pytest.raises(DataError, match="no trials there yet"):
+        load_rows(tmp_path / "results" / "s")
+
+
+HEAD = "model,corpus,k,output_tok_per_s\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model,corpus,k\nm,c,4\n", "no column output_tok_per_s; its first line is 'model,corpus,k'"),
+        ("", "no column model, corpus, k, output_tok_per_s"),
+        (HEAD, "no rows below its header"),
+        ("model,corpus,k,k,output_tok_per_s\n", "line 1: column k is there twice"),
+        (HEAD + "m,c,4,10\nm,c,6,-3\n", "line 3, column output_tok_per_s: '-3' is not a positive number"),
+        (HEAD + "m,c,4,nan\n", "line 2, column output_tok_per_s: 'nan'"),
+        (HEAD + "m,c,4,inf\n", "line 2, column output_tok_per_s: 'inf'"),
+        (HEAD + "m,c,4,0\n", "line 2, column output_tok_per_s: '0'"),
+        (HEAD + "m,c,4,\n", "line 2, column output_tok_per_s: ''"),
+        (HEAD + "m,c,4,1 000\n", "line 2, column output_tok_per_s: '1 000'"),
+        (HEAD + "m,c,4.5,10\n", "line 2, column k: '4.5' is not a positive whole number"),
+        (HEAD + "m,c,four,10\n", "line 2, column k: 'four'"),
+        (HEAD + "m,c,-4,10\n", "line 2, column k: '-4'"),
+        (HEAD + "m,c,0,10\n", "line 2, column k: '0'"),
+        (HEAD + "m,c,,10\n", "line 2, column k: ''"),
+        (HEAD + "\n,c,4,10\n", "line 3, column model: ''"),
+        (HEAD + "m,c,4\n", "line 2: 3 values for 4 columns"),
+        (HEAD + 'm,"c,4,10\n', "not CSV"),
+        ("arm," + HEAD + ",m,c,4,10\n", "line 2, column arm: ''"),
+        ("arm," + HEAD + "suf@32,m,c,8,10\n", "line 2, column arm: 'suf@32' disagrees with k '8'"),
+        ("status," + HEAD + "great,m,c,4,10\n", "line 2, column status: 'great'"),
+        ("round," + HEAD + "0,m,c,4,10\n", "line 2, column round: '0'"),
+        (HEAD + "m,c,4,10\nm,c,4,11\n", "line 2 and .*line 3 both hold trial m/c/kpad/4/r1/p1"),
+    ],
+)
+def test_a_csv_that_is_not_what_it_must_be_is_explained(tmp_path, text, message):
+    """File, line, column and value are named; no line is skipped in silence."""
+    with pytest.raises(DataError, match=rf"rows\.csv.*{message}"):
+        load_rows(csv_file(tmp_path, text))
+
+
+def test_a_file_that_is_no_text_is_explained(tmp_path):
+    """A binary file that is not called .parquet is an error, not a traceback."""
+    path = tmp_path / "rows.csv"
+    path.write_bytes(b"\xff\xfe\x00m")
+    with pytest.raises(DataError, match="not UTF-8 text"):
+        load_rows(path)
+
+
+def test_csv_as_people_write_it(tmp_path):
+    """Fine: byte order mark, CRLF, blank lines, spaces, 4.0 for 4, suf@32, van with k 0, marked_best."""
+    text = (
+        "\ufeffmodel, corpus,arm,k,output_tok_per_s,marked_best\r\n"
+        "m,c,kpad, 4.0,200,1\r\n\r\n"
+        "m,c,suf@32,,100,\r\n"
+        "m,c,van,0,50,\r\n"
+    )
+    row, text = only_row(load_rows(csv_file(tmp_path, text)))
+    assert (row["best_k"], row["vs_suf_pct"], row["vs_van_pct"]) == (4, 100, 300)
+    assert "not read" not in text
+
+
+def test_columns_of_a_csv_that_mean_nothing_here_are_named(tmp_path):
+    """A hidden dimension is not dropped in silence."""
+    text = "model,corpus,k,output_tok_per_s,rack\nm,c,4,10,7\n"
+    _, text = only_row(load_rows(csv_file(tmp_path, text)))
+    assert "column rack not read" in text
+
+
+def test_a_csv_with_rounds_is_several_trials(tmp_path):
+    """Rounds are trials: the mean counts them all."""
+    text = "round," + HEAD + "1,m,c,4,10\n2,m,c,4,20\n1,m,c,8,5\n2,m,c,8,6\n"
+    row, _ = only_row(load_rows(csv_file(tmp_path, text)))
+    assert (row["best_k"], row["n_trials"], row["output_tok_per_s"]) == (4, 2, 15)
+
+
+def test_results_readme_describes_every_column():
+    """The documented schema is the declared one: name, kind and meaning, in order."""
+    lines = (ROOT / "results" / "README.md").read_text().splitlines()
+    rows = [
+        tuple(cell.strip(" `") for cell in line.strip("|").split("|"))
+        for line in lines
+        if line.startswith("| `")
+    ]
+    declared = [(c.name, c.kind, c.doc) for table in (TRIALS, REQUESTS, BEST_K) for c in table]
+    assert rows == declared
