@@ -43,14 +43,11 @@ class Endpoint:
             connection.close()
 
     def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
+        if self.socket_path is not None:
+            return _UnixConnection(str(self.socket_path), timeout_s)
         url = urlsplit(self.base_url)
         kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
-        connection = kind(url.hostname or "localhost", url.port, timeout=timeout_s)
-        if self.socket_path is not None:
-            connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            connection.sock.settimeout(timeout_s)
-            connection.sock.connect(str(self.socket_path))
-        return connection
+        return kind(url.hostname or "localhost", url.port, timeout=timeout_s)
 
     def answer(self, path: str, body: Any = None) -> Any:
         """The JSON of a GET (``body`` None) or POST that answered 200; None otherwise."""
@@ -101,3 +98,17 @@ class Endpoint:
         found = self.answer("/tokenize", {"model": self.served_name, "messages": messages})
         count = found.get("count") if isinstance(found, dict) else None
         return count if isinstance(count, int) else None
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        """Connect; on failure ``close`` closes the socket."""
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)

@@ -7,7 +7,9 @@ fields of ``Script``; every rule that holds is laid over the default, in order. 
 - ``k``: num_speculative_tokens, null for none;  ``pads``: whether this arm pads;
 - ``boot``: n, for the nth boot of this script that fits the rest of the ``if`` (1-based).
 
-Every boot is a line of the file ``<script>.boots``: ``{"argv": ..., "k": ..., "pads": ..., "pid": ...}``.
+Every boot is a line of the file ``<script>.boots``: ``{"argv": ..., "k": ..., "pads": ..., "pid": ..., "env":
+{...}}``. Every request for tokens, and every emptying of a cache, is a line of ``<script>.calls``:
+``{"pid": ..., "path": ..., "prompt": ...}``; a call without a prompt has null there.
 """
 
 from __future__ import annotations
@@ -83,11 +85,19 @@ def load(options: Options) -> Script:
 def record_boot(path: Path, options: Options) -> list[dict[str, Any]]:
     """Append this boot; all boots so far, this one last."""
     boot = {"argv": " ".join(options.argv), "k": options.k, "pads": options.pads, "pid": os.getpid()}
+    boot["env"] = dict(os.environ)
     with path.open("a+") as file:
         file.write(json.dumps(boot) + "\n")
         file.flush()
         file.seek(0)
         return [json.loads(line) for line in file]
+
+
+def record_call(path: str, prompt: str | None = None) -> None:
+    """Append one call; nothing without a script."""
+    if name := os.environ.get(VARIABLE):
+        with Path(f"{name}.calls").open("a") as file:
+            file.write(json.dumps({"pid": os.getpid(), "path": path, "prompt": prompt}) + "\n")
 
 
 def holds(condition: dict[str, Any], boots: list[dict[str, Any]]) -> bool:

@@ -16,9 +16,9 @@ from aiohttp import web
 from fake_vllm import logs, metrics
 from fake_vllm.boot import address_of
 from fake_vllm.engine import DEAD, NUM_BLOCKS, Engine, EngineError, Request
-from fake_vllm.intake import Refused, read_request
+from fake_vllm.intake import Refused, read_prompt, read_request
 from fake_vllm.options import Options
-from fake_vllm.script import Script
+from fake_vllm.script import Script, record_call
 from fake_vllm.stream import Answer, error, event
 
 
@@ -58,6 +58,7 @@ class Server:
         app.router.add_get("/metrics", self.metrics)
         app.router.add_post("/v1/chat/completions", self.chat)
         app.router.add_post("/v1/completions", self.complete)
+        app.router.add_post("/tokenize", self.tokenize)
         if self.options.is_dev_mode:
             app.router.add_post("/collective_rpc", self.collective_rpc)
             app.router.add_post("/reset_prefix_cache", self.reset_prefix_cache)
@@ -103,6 +104,7 @@ class Server:
 
     async def reset_prefix_cache(self, _request: web.Request) -> web.Response:
         """Repeated prompts miss from here on."""
+        record_call("/reset_prefix_cache")
         self.engine.prefix_cache.clear()
         return web.json_response({"success": True})
 
@@ -135,12 +137,20 @@ class Server:
 
     def kpad_empty_cache(self) -> list[dict[str, Any]]:
         """Forget the learned responses; there is nothing to empty without speculation."""
+        record_call("kpad_empty_cache")
         before, self.engine.n_cached = self.engine.n_cached, 0
         answer: dict[str, Any] = {"emptied": True, "cached_requests": before}
         answer["active_requests"] = len(self.engine.running)
         if self.engine.k is None:
             answer = {"emptied": False, "cached_requests": None, "active_requests": None}
         return [answer] * self.told.rank_count
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        """The length of a templated prompt, by the same rule as an answer's usage."""
+        body = await request.json()
+        n_tokens = read_prompt(body, is_chat="messages" in body)[1]
+        answer = {"count": n_tokens, "max_model_len": self.options.max_model_len}
+        return web.json_response(answer | {"tokens": list(range(n_tokens)), "token_strs": None})
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """``/v1/chat/completions``."""
@@ -161,6 +171,7 @@ class Server:
             if self.told.error_400_all is not None:
                 raise Refused(error(self.told.error_400_all, 400))
             request = read_request(body, self.name, self.options, self.told.tokens, is_chat=is_chat)
+            record_call(http.path, request.prompt)
             self.engine.add(request)
             if number == self.told.die_core_after_requests:
                 # The request is in, and fails in mid-stream.
