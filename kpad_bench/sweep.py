@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kpad_bench import provenance
+from kpad_bench.attached import attach
 from kpad_bench.config import Resolved
 from kpad_bench.corpus import open_frozen
 from kpad_bench.errors import EXIT_OK, EXIT_TRIALS_FAILED, HostError, ServerError, UsageError
@@ -24,10 +25,11 @@ from kpad_bench.launch import Launch
 from kpad_bench.models import models_dir
 from kpad_bench.plan import PYTHON, Boot, Plan, Trial, make_plan, served_name
 from kpad_bench.progress import Progress, Style, make_progress
+from kpad_bench.reading import AnyServer
 from kpad_bench.schema import MUST_MATCH, OK
-from kpad_bench.server import attach, boot
+from kpad_bench.server import boot
 from kpad_bench.store import RunFolder, find_runs
-from kpad_bench.trial import AnyServer, TrialRunner, failed_row
+from kpad_bench.trial import TrialRunner, failed_row
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,136 @@
+"""What a server tells around a pass: counters, workers, CPU time, lengths; and the columns they fill."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kpad_bench.attached import AttachedServer
+from kpad_bench.bootlog import attention_backend, graph_downgrade
+from kpad_bench.counters import Deltas, StepDeltas, delta, snapshot, step_deltas
+from kpad_bench.hostcpu import parse_cpu_list
+from kpad_bench.launch import shown_env
+from kpad_bench.plan import Cell
+from kpad_bench.prompt import Prompt
+from kpad_bench.provenance import numa_nodes
+from kpad_bench.server import Server
+from kpad_bench.stream import PassTrace
+
+AnyServer = Server | AttachedServer
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The server's counters and CPU seconds at one moment."""
+
+    metrics: str | None
+    status: list[dict[str, Any]] | None
+    cpu_s: tuple[float, float] | None
+
+
+def read(server: AnyServer) -> Reading:
+    """The server's counters now."""
+    return Reading(
+        server.endpoint.metrics(), server.endpoint.worker_call("kpad_status"), server.cpu_seconds()
+    )
+
+
+def deltas_of(before: Reading, after: Reading) -> tuple[Deltas, StepDeltas | None]:
+    """What rose between two readings."""
+    deltas = delta(snapshot(before.metrics), snapshot(after.metrics))
+    if before.status is None or after.status is None:
+        return deltas, None
+    return deltas, step_deltas(before.status, after.status)
+
+
+def has_graphs(status: Sequence[Mapping[str, Any]]) -> bool | None:
+    """Whether the platform replays CUDA graphs; None when no worker has said."""
+    return bool(status[0].get("has_graphs")) if status else None
+
+
+def status_columns(status: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Columns that the workers' status fills."""
+    if not status:
+        return {}
+    first = status[0]
+    return {
+        "capture_sizes": first.get("capture_sizes") or None,
+        "runner": first.get("runner"),
+        "num_gpu_blocks": first.get("num_gpu_blocks"),
+        "vllm_version": first.get("vllm_version"),
+        "vllm_commit": first.get("vllm_commit"),
+        "torch_version": first.get("torch_version"),
+        "cuda_version": first.get("cuda_version"),
+        "arctic_version": first.get("arctic_version"),
+    }
+
+
+def cpu_columns(trace: PassTrace, before: Reading, after: Reading) -> dict[str, Any]:
+    """CPU seconds of the server's processes over the wall time of the pass."""
+    wall_s = (trace.end_ns - trace.start_ns) / 1e9
+    if wall_s <= 0 or before.cpu_s is None or after.cpu_s is None:
+        return {}
+    shares = [(new - old) / wall_s for old, new in zip(before.cpu_s, after.cpu_s, strict=True)]
+    if min(shares) < 0:  # a process is gone, and its CPU seconds with it
+        return {}
+    return {"front_end_cpu_share": shares[0], "engine_cpu_share": shares[1]}
+
+
+def server_columns(server: AnyServer) -> dict[str, Any]:
+    """Columns about the running server."""
+    cpus, log = server.cpus(), server.log_text()
+    downgrade = graph_downgrade(log)
+    return {
+        "boot_s": server.boot_s,
+        "server_argv": list(server.argv),
+        "server_env": shown_env(server.env),
+        "server_cpus": cpus,
+        "affinity_by": server.affinity_by,
+        "numa": None if cpus is None else numa_nodes(parse_cpu_list(cpus, "affinity")),
+        "attention_backend": attention_backend(log),
+        "warnings": [downgrade] if downgrade else [],
+    }
+
+
+def unfit_prompts(
+    server: AnyServer, prompts: Sequence[Prompt], cell: Cell, largest_k: int, max_model_len: int
+) -> str | None:
+    """What to say when prompts do not leave room for output and drafts; None when all fit.
+
+    prompt + max_tokens + 2K + 2 <= max_model_len, with the largest K of the sweep and the served
+    tokenizer: near the limit one request turns every request's draft into zeros.
+    """
+    room = max_model_len - cell.load.max_tokens - 2 * largest_k - 2
+    lengths = [server.endpoint.prompt_tokens(messages(prompt)) for prompt in prompts]
+    long = [
+        (n, prompt.prompt_id)
+        for n, prompt in zip(lengths, prompts, strict=True)
+        if n is not None and n > room
+    ]
+    if not long:
+        return None
+    longest, prompt_id = max(long)
+    limits = f"max_model_len {max_model_len} - max_tokens {cell.load.max_tokens} - 2 x K {largest_k} - 2"
+    return (
+        f"{len(long)} of {len(prompts)} prompts do not fit: {prompt_id} has {longest} tokens, "
+        f"there is room for {room} ({limits}); lower max_tokens or raise server.max_model_len"
+    )
+
+
+def messages(prompt: Prompt) -> list[dict[str, str]]:
+    """A prompt as chat messages."""
+    system = [] if prompt.system is None else [{"role": "system", "content": prompt.system}]
+    return [*system, {"role": "user", "content": prompt.text}]
+
+
+def raw_files(before: Reading, after: Reading) -> dict[str, bytes]:
+    """The snapshots themselves, kept beside the rows."""
+    files = {}
+    for name, reading in (("before", before), ("after", after)):
+        if reading.metrics is not None:
+            files[f"metrics_{name}.txt"] = reading.metrics.encode()
+        if reading.status is not None:
+            files[f"status_{name}.json"] = json.dumps(reading.status).encode()
+    return files
