@@ -239,5 +239,6 @@ def _add_doubts(known: dict[tuple[Any, ...], ArmAtK], ok: pd.DataFrame) -> None:
     uncounted = ok[ok["full_share_decode"].isna() & ok["full_share_reason"].notna()]
     for row in plain_rows(uncounted[[*_GROUP, "full_share_reason"]].drop_duplicates()):
         known[_key(row)].full_share_reasons.add(row["full_share_reason"])
-    for row in plain_rows(ok.loc[ok["warnings"].notna(), [*_GROUP, "warnings"]]):
+    warned = ok.loc[ok["warnings"].notna(), [*_GROUP, "warnings"]]
+    for row in plain_rows(warned[warned["warnings"].map(len).astype(bool)]):
         known[_key(row)].warnings.update(row["warnings"])

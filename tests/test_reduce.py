@@ -289,7 +289,7 @@ def trials(tuples):
     return pd.DataFrame(rows)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(TRIAL, max_size=25), st.randoms(use_true_random=False))
 def test_order_of_rows_and_columns_is_irrelevant(tuples, random):
     """Shuffled rows and columns give the same table and the same footnotes, to the last bit."""
@@ -300,7 +300,7 @@ def test_order_of_rows_and_columns_is_irrelevant(tuples, random):
     assert footnotes(best_k(shuffled)) == footnotes(best_k(rows))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(TRIAL, max_size=25), TRIAL, st.sampled_from(["failed", "invalid"]))
 def test_a_failed_trial_never_changes_a_number(tuples, extra, status):
     """Adding a trial that is not ok, whatever throughput it claims, leaves every figure as it was."""
