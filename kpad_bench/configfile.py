@@ -7,15 +7,21 @@ GPU or vLLM.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from pydantic import ValidationError
 
 from kpad_bench.config import Arm, Frozen, ModelEntry, Resolved, SweepConfig
 from kpad_bench.errors import HostError, UsageError
+
+#: One entry of the lists that must not be empty.
+NOUNS = {"models": "model", "corpora": "corpus", "arms": "arm", "k": "K"}
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
+ARM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class _UniqueKeys(yaml.SafeLoader):
@@ -41,40 +47,84 @@ def read_yaml(path: Path) -> dict[str, Any]:
         data = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)  # noqa: S506 a SafeLoader
     except OSError as error:
         raise UsageError(
-            f"{path}: cannot be read ({error.strerror}); give --config an existing YAML file"
+            f"{path}: cannot be read ({error.strerror}); give an existing YAML file, "
+            f"or the name of a shipped sweep: {', '.join(shipped_sweeps())}"
         ) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or a date that cannot be
         raise UsageError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(data, dict):
         raise UsageError(f"{path}: expected a mapping of keys, found {type(data).__name__}")
     return data
 
 
-def validate(model: type[Frozen], data: Mapping[str, Any], where: str) -> Any:
+def validate(model: type[Frozen], data: Any, where: str) -> Any:
     """Build a configuration object; every fault is told as file: key: value: what is allowed."""
+    if not isinstance(data, Mapping):
+        raise UsageError(f"{where}: {data!r}: expected a mapping of keys")
     try:
         return model.model_validate(dict(data))
     except ValidationError as error:
-        raise UsageError("\n".join(_fault(where, model, item) for item in error.errors())) from None
+        raise UsageError("\n".join(_faults(where, model, error.errors()))) from None
+
+
+def _faults(where: str, model: type[Frozen], items: Sequence[Any]) -> Iterator[str]:
+    for item in items:
+        # A list whose only entry is bad is then also too short: one message is enough.
+        is_echo = item["type"] == "too_short" and any(
+            other is not item and other["loc"][: len(item["loc"])] == item["loc"] for other in items
+        )
+        if not is_echo:
+            yield _fault(where, model, item)
 
 
 def _fault(where: str, model: type[Frozen], item: Any) -> str:
-    key = ".".join(str(part) for part in item["loc"] if not str(part).startswith("function-")) or "(top)"
+    loc = item["loc"]
+    key = ".".join(str(part) for part in loc if part != "[key]") or "(top)"
     if item["type"] == "extra_forbidden":
-        fields = _fields_at(model, item["loc"][:-1])
+        fields = _fields_at(model, loc[:-1])
         return f"{where}: {key}: unknown key; allowed here: {', '.join(sorted(fields))}"
     if item["type"] == "missing":
         return f"{where}: {key}: missing; it has no default"
-    return f"{where}: {key}: {item['input']!r}: {item['msg']}"
+    if item["type"] == "value_error" and not loc:  # the whole file is no value to show
+        return f"{where}: {item['ctx']['error']}"
+    return f"{where}: {key}: {item['input']!r}: {_allowed(item)}"
+
+
+def _allowed(item: Any) -> str:
+    """What a value must be, in words; pydantic's own where they are good enough."""
+    kind, context, loc = item["type"], item.get("ctx", {}), item["loc"] or ("",)
+    words: dict[str, str] = {
+        "value_error": str(context.get("error")),
+        "too_short": f"must have at least one {NOUNS.get(str(loc[-1]), 'entry')}",
+        "tuple_type": "must be a list, like [a, b]",
+        "dict_type": "must be a mapping of keys",
+        "model_type": "must be a mapping of keys",
+        "string_type": "must be text; put it in quotes",
+        "string_pattern_mismatch": "allowed: letters, digits, dot, dash and underscore, no dash or dot first",
+        "int_type": "must be an integer",
+        "float_parsing": "must be a number",
+        "float_type": "must be a number",
+        "invalid_key": "keys must be text; put it in quotes",
+        "greater_than": f"must be above {context.get('gt')}",
+        "greater_than_equal": f"must be at least {context.get('ge')}",
+        "literal_error": f"allowed: {context.get('expected')}",
+    }
+    return words.get(kind, str(item["msg"]))
 
 
 def _fields_at(model: type[Frozen], loc: tuple[int | str, ...]) -> list[str]:
+    """Keys that are allowed at a place; below a free-form mapping (``by_class``) those of its values."""
     for part in loc:
         field = model.model_fields.get(str(part))
-        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, Frozen)):
-            return ["see the documentation of this key"] if field is None else list(model.model_fields)
-        model = field.annotation
+        inner = () if field is None else (field.annotation, *get_args(field.annotation))
+        model = next((t for t in inner if isinstance(t, type) and issubclass(t, Frozen)), model)
     return list(model.model_fields)
+
+
+def shipped_sweeps() -> list[str]:
+    """Names that ``--config`` takes beside a path."""
+    names = {path.stem for path in data_dir("configs").glob("*.yaml")}
+    return sorted(names - {"arms", "models"})
 
 
 def data_dir(name: str) -> Path:
@@ -103,47 +153,69 @@ def load_arms(path: Path | None = None) -> dict[str, Arm]:
 
 def _entries(path: Path, key: str, model: type[Frozen]) -> dict[str, Any]:
     data = read_yaml(path)
-    if set(data) != {key} or not isinstance(data[key], dict):
-        raise UsageError(f"{path}: expected one key '{key}' with a mapping of names, found {sorted(data)}")
+    if set(data) != {key}:
+        found = ", ".join(str(name) for name in data) or "nothing"
+        raise UsageError(f"{path}: expected the one key '{key}', found {found}")
+    return _named(data[key], model, f"{path}: {key}")
+
+
+def _named(entries: Any, model: type[Frozen], where: str) -> dict[str, Any]:
+    """A mapping of names to objects; an entry may be empty when every key has a default."""
+    if not isinstance(entries, dict):
+        raise UsageError(f"{where}: {entries!r}: expected a mapping of names")
+    for name in entries if model is Arm else ():
+        if not ARM_NAME.fullmatch(str(name)):
+            raise UsageError(f"{where}: {name!r}: an arm's name has letters, digits, dot, dash, underscore")
     return {
-        str(name): validate(model, value or {}, f"{path}: {key}.{name}") for name, value in data[key].items()
+        str(name): validate(model, {} if value is None else value, f"{where}.{name}")
+        for name, value in entries.items()
     }
 
 
 def find_config(name: str | Path) -> Path:
     """A config by path, or by name among those shipped (``quickstart``, ``nightly-dgx-b200``)."""
     path = Path(name)
-    shipped = data_dir("configs") / f"{path.name.removesuffix('.yaml')}.yaml"
-    return path if path.exists() or not shipped.exists() else shipped
+    is_bare = len(path.parts) == 1 and not path.is_file()
+    shipped = path.name.removesuffix(".yaml")
+    return data_dir("configs") / f"{shipped}.yaml" if is_bare and shipped in shipped_sweeps() else path
 
 
 def load_sweep(path: Path, overrides: Mapping[str, Any] | None = None) -> Resolved:
     """Read a sweep, apply overrides (dotted keys, as the CLI's options give them), look names up."""
     data = read_yaml(path)
-    arms = {
-        name: validate(Arm, arm or {}, f"{path}: define_arms.{name}")
-        for name, arm in _pop(data, "define_arms")
-    }
-    models = {
-        tag: validate(ModelEntry, entry or {}, f"{path}: define_models.{tag}")
-        for tag, entry in _pop(data, "define_models")
-    }
+    arms = _named(data.pop("define_arms", None) or {}, Arm, f"{path}: define_arms")
+    models = _named(data.pop("define_models", None) or {}, ModelEntry, f"{path}: define_models")
+    corpora = _listed(data.get("corpora"))
     for dotted, value in (overrides or {}).items():
         _set(data, dotted, value)
     where = f"{path} with options" if overrides else str(path)
     config: SweepConfig = validate(SweepConfig, data, where)
+    _check_by_corpus(config, corpora, where)
     return resolve(config, {**load_models(), **models}, {**load_arms(), **arms}, where)
 
 
-def _pop(data: dict[str, Any], key: str) -> list[tuple[str, Any]]:
-    value = data.pop(key, None) or {}
-    return [(str(name), entry) for name, entry in value.items()]
+def _listed(value: Any) -> list[str]:
+    return [str(entry) for entry in value] if isinstance(value, list) else []
+
+
+def _check_by_corpus(config: SweepConfig, corpora: Sequence[str], where: str) -> None:
+    """``load.by_corpus`` speaks of corpora of the sweep, as written or as asked for, or of shipped ones."""
+    shipped = {path.stem for path in data_dir("corpora").glob("*.yaml")}
+    known = shipped | set(corpora) | set(config.corpora)
+    unknown = sorted(set(config.load.by_corpus) - known)
+    if unknown:
+        allowed = ", ".join(sorted(known))
+        raise UsageError(f"{where}: load.by_corpus: {', '.join(unknown)}: no such corpus; allowed: {allowed}")
 
 
 def _set(data: dict[str, Any], dotted: str, value: Any) -> None:
+    """Set a key; a parent that is no mapping stays, for ``validate`` to tell of."""
     *parents, last = dotted.split(".")
     for parent in parents:
-        data = data.setdefault(parent, {})
+        inner = data.setdefault(parent, {})
+        if not isinstance(inner, dict):
+            return
+        data = inner
     data[last] = value
 
 
@@ -151,10 +223,16 @@ def resolve(
     config: SweepConfig, models: Mapping[str, ModelEntry], arms: Mapping[str, Arm], where: str
 ) -> Resolved:
     """Look up every model and arm. Raises UsageError with the allowed names."""
+    found: dict[str, Arm] = {}
+    for spec in config.arms:
+        name, arm = _find_arm(spec, arms, where)
+        if name in found:
+            raise UsageError(f"{where}: arms: {spec!r}: {name} is there already; name each arm and K once")
+        found[name] = arm
     return Resolved(
         config=config,
         models={tag: _find_model(tag, models, where) for tag in config.models},
-        arms={spec: _find_arm(spec, arms, where) for spec in config.arms},
+        arms=found,
     )
 
 
@@ -162,13 +240,13 @@ def _find_model(tag: str, models: Mapping[str, ModelEntry], where: str) -> Model
     if tag in models:
         return models[tag]
     if tag.startswith(("/", "./", "../", "~")):
-        folder = Path(tag).expanduser()
+        folder = Path(os.path.expanduser(tag))  # Path.expanduser raises for an unknown user
         if not (folder / "config.json").is_file():
             raise HostError(
                 f"model folder {tag}: no config.json there; give a folder with a Hugging Face model"
             )
         return ModelEntry(local=str(folder.resolve()), family="local")
-    if tag.count("/") == 1 and all(tag.split("/")):
+    if HUB_ID.fullmatch(tag):
         return ModelEntry(hf_id=tag, family=tag.split("/", maxsplit=1)[0])
     raise UsageError(
         f"{where}: models: {tag!r}: no such model; allowed: {', '.join(sorted(models))}, "
@@ -176,7 +254,8 @@ def _find_model(tag: str, models: Mapping[str, ModelEntry], where: str) -> Model
     )
 
 
-def _find_arm(spec: str, arms: Mapping[str, Arm], where: str) -> Arm:
+def _find_arm(spec: str, arms: Mapping[str, Arm], where: str) -> tuple[str, Arm]:
+    """The arm as ``name`` or ``name@K``, K written as an integer is, and what it is."""
     name, at, k_text = spec.partition("@")
     if name not in arms:
         raise UsageError(
@@ -184,14 +263,16 @@ def _find_arm(spec: str, arms: Mapping[str, Arm], where: str) -> Arm:
         )
     arm = arms[name]
     if not at:
-        return arm
+        return name, arm
     if arm.speculation == "none":
         raise UsageError(f"{where}: arms: {spec!r}: {name} does not speculate, so it takes no K")
-    return arm.model_copy(update={"k": positive_k(k_text, f"{where}: arms: {spec!r}")})
+    k = positive_k(k_text, f"{where}: arms: {spec!r}")
+    return f"{name}@{k}", arm.model_copy(update={"k": k})
 
 
 def positive_k(text: str, where: str) -> int:
     """A K given as text. Raises UsageError when it is not a positive integer."""
-    if not text.strip().isdecimal() or int(text) == 0:
+    digits = text.strip()
+    if not (digits.isascii() and digits.isdecimal() and int(digits)):
         raise UsageError(f"{where}: {text!r}: K must be a positive integer such as 8")
-    return int(text)
+    return int(digits)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import re
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,9 @@ T = TypeVar("T")
 #: The monitor's period: samples of loop lag, checks for stalls.
 TICK_S = 0.02
 TICKS_PER_PROGRESS = 25
+#: Cumulative usage in a stream's raw bytes. The last pieces may hold none: [DONE] alone, half an event.
+_USAGE = re.compile(rb'"completion_tokens":\s*(\d+)')
+_PIECES_BACK = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +44,21 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a pass stands. ``n_pieces``: reads that brought bytes, a little below the chunks so far."""
+    """Where a pass stands. ``n_pieces``: reads that brought bytes, a little below the chunks so far.
+
+    ``output_tokens``: as the usage in the newest bytes of each request says, so for people's eyes only.
+    """
 
     n_done: int
     n_open: int
     n_pieces: int
+    output_tokens: int
     elapsed_s: float
+
+    @property
+    def output_tok_per_s(self) -> float | None:
+        """Mean speed since the start of the pass; None while no token has come."""
+        return self.output_tokens / self.elapsed_s if self.output_tokens and self.elapsed_s > 0 else None
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -113,17 +126,26 @@ def _collector_at_rest() -> Iterator[None]:
 class _Flight:
     """One open request: its raw stream, and the way to end it from outside."""
 
-    __slots__ = ("deadline", "has_reply", "raw", "replied_ns")
+    __slots__ = ("deadline", "has_reply", "output_tokens", "raw", "replied_ns")
 
     def __init__(self, raw: RawStream) -> None:
         self.raw = raw
         self.has_reply = False
         self.replied_ns = 0
+        self.output_tokens = 0
         self.deadline = asyncio.timeout(None)
 
     def heard_ns(self) -> int:
         """When the server was last heard of; 0 when it was not."""
         return self.raw.arrivals_ns[-1] if self.raw.arrivals_ns else self.replied_ns
+
+    def count_tokens(self) -> int:
+        """Tokens so far, from the newest usage that its last few pieces hold."""
+        for piece in self.raw.pieces[: -_PIECES_BACK - 1 : -1]:
+            if found := _USAGE.findall(piece):
+                self.output_tokens = int(found[-1])
+                break
+        return self.output_tokens
 
     def fail(self, kind: str, message: str) -> None:
         """Note why it failed; the first cause stands."""
@@ -159,7 +181,7 @@ class _Pass:
         self.reissue_gaps_ns: list[int] = []
         self.first_kinds: list[str | None] = []
         self.stop: Stop | None = None
-        self.n_retries = self.n_done = self.n_pieces_closed = 0
+        self.n_retries = self.n_done = self.n_pieces_closed = self.output_tokens_closed = 0
         self.start_ns = self.end_ns = self.heard_ns = 0
 
     async def drive(self, work: Sequence[tuple[Prompt, bytes]]) -> None:
@@ -237,6 +259,8 @@ class _Pass:
         kind = flight.raw.error_kind
         self.n_done += 1
         self.n_pieces_closed += len(flight.raw.pieces)
+        if self.on_progress is not None:
+            self.output_tokens_closed += flight.count_tokens()
         self.heard_ns = max(self.heard_ns, flight.heard_ns())
         if len(self.first_kinds) == self.concurrency:
             return
@@ -276,4 +300,6 @@ class _Pass:
 
     def _progress(self, now_ns: int) -> Progress:
         n_pieces = self.n_pieces_closed + sum(len(flight.raw.pieces) for flight in self.open)
-        return Progress(self.n_done, len(self.open), n_pieces, (now_ns - self.start_ns) / 1e9)
+        output_tokens = self.output_tokens_closed + sum(flight.count_tokens() for flight in self.open)
+        elapsed_s = (now_ns - self.start_ns) / 1e9
+        return Progress(self.n_done, len(self.open), n_pieces, output_tokens, elapsed_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections import Counter
+from dataclasses import asdict
 from typing import Any
 
 from kpad_bench.config import Resolved
@@ -12,7 +12,7 @@ from kpad_bench.corpus import frozen_digest
 from kpad_bench.errors import UsageError
 from kpad_bench.launch import shown_env
 from kpad_bench.models import models_dir
-from kpad_bench.plan import MODEL_DIR, Boot, Cell, Plan, cell_record, make_plan, plan_warnings
+from kpad_bench.plan import MODEL_DIR, Boot, Cell, Plan, make_plan, plan_warnings
 
 
 def describe(resolved: Resolved, cell_id: str | None, output_format: str) -> str:
@@ -27,6 +27,12 @@ def describe(resolved: Resolved, cell_id: str | None, output_format: str) -> str
         if output_format == "json"
         else _plan_text(resolved, plan)
     )
+
+
+def cell_record(cell: Cell) -> dict[str, Any]:
+    """One cell as ``--format json`` prints it."""
+    record = asdict(cell) | {"load": cell.load.model_dump()}
+    return record | {"is_corpus_frozen": cell.corpus_digest is not None}
 
 
 def _find_cell(plan: Plan, cell_id: str) -> Cell:
@@ -88,12 +94,12 @@ def _plan_text(resolved: Resolved, plan: Plan) -> str:
         f"{cell.cell_id}{'' if cell.corpus_digest else '  (corpus not frozen: digest null)'}"
         for cell in plan.cells
     ]
-    per_corpus = Counter(cell.corpus for cell in plan.cells if cell.corpus_digest is None)
+    not_frozen = sorted({cell.corpus for cell in plan.cells if cell.corpus_digest is None})
     lines += [
         "",
         f"{len(plan.cells)} cells per round x {config.rounds} rounds: {n_trials} trials in {n_boots} boots "
         f"(isolation {config.isolation}), about {hours:.1f} h of boots alone",
     ]
-    if per_corpus:
-        lines.append(f"not frozen, a real sweep refuses them: {', '.join(sorted(per_corpus))}")
+    if not_frozen:
+        lines.append(f"not frozen, a real sweep refuses them: {', '.join(not_frozen)}")
     return "\n".join(lines)

@@ -6,13 +6,17 @@ import os
 
 from kpad_bench.errors import HostError, UsageError
 
+#: More than any kernel knows (CONFIG_NR_CPUS is at most 8192): a slip of the finger, not a CPU.
+MOST_CPUS = 8192
+
 
 def parse_cpu_list(text: str, where: str) -> set[int]:
     """``0-2,8`` -> {0, 1, 2, 8}. Raises UsageError naming ``where``."""
     cpus: set[int] = set()
     for part in text.split(","):
         low, dash, high = part.strip().partition("-")
-        if not low.isdecimal() or (dash and not high.isdecimal()) or (dash and int(high) < int(low)):
+        is_range = low.isdecimal() and (high.isdecimal() if dash else True)
+        if not is_range or not int(low) <= int(high or low) < MOST_CPUS:
             raise UsageError(f"{where}: {text!r}: not a CPU list; write it like 0-47,56-103")
         cpus.update(range(int(low), int(high or low) + 1))
     return cpus

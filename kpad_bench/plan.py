@@ -10,7 +10,7 @@ import hashlib
 import json
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from kpad_bench.config import VLLM_SUFFIX_DEFAULTS, Arm, Load, ModelEntry, Resolved, Server
@@ -98,10 +98,19 @@ class Plan:
 
 def make_plan(resolved: Resolved, digests: Mapping[str, str | None]) -> Plan:
     """Order the sweep. ``digests``: corpus -> digest of its frozen prompts, None where not frozen."""
+    _check_names(resolved)
     cells = tuple(_cells(resolved, digests))
     blocks = tuple(_blocks(resolved, cells))
-    digest = _sha256([cell.cell_id for cell in cells] + [block.block_id for block in blocks])
-    return Plan(resolved.config.sweep, digest, cells, blocks)
+    order = [[boot.boot_id, *(trial.trial_id for trial in boot.trials)] for b in blocks for boot in b.boots]
+    return Plan(resolved.config.sweep, _sha256(order), cells, blocks)
+
+
+def _check_names(resolved: Resolved) -> None:
+    """Two models that are written alike in ids would share blocks."""
+    names = [_safe(model) for model in resolved.models]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UsageError(f"models: {', '.join(twice)}: two models have this name; rename a folder or a tag")
 
 
 def arm_variants(resolved: Resolved) -> list[tuple[str, str, int | None]]:
@@ -285,7 +294,7 @@ def _local_model(local: str) -> str:
 def _safe(name: str) -> str:
     """A model name as part of an id: [A-Za-z0-9._-] only."""
     text = name.rstrip("/").rsplit("/", 1)[-1] if name.startswith(("/", ".", "~")) else name
-    return "".join(c if c.isalnum() or c in "._-" else "-" for c in text)
+    return "".join(c if (c.isascii() and c.isalnum()) or c in "._-" else "-" for c in text)
 
 
 def _json(value: Mapping[str, Any]) -> str:
@@ -294,9 +303,3 @@ def _json(value: Mapping[str, Any]) -> str:
 
 def _sha256(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def cell_record(cell: Cell) -> dict[str, Any]:
-    """One cell as ``sweep --dry-run --format json`` prints it."""
-    record = asdict(cell) | {"load": cell.load.model_dump()}
-    return record | {"is_corpus_frozen": cell.corpus_digest is not None}

@@ -6,9 +6,12 @@ import sys
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Literal, Self, TextIO
+from typing import TYPE_CHECKING, Any, Literal, Self, TextIO
 
 from kpad_bench.plan import Boot, Trial
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Style = Literal["auto", "rich", "plain", "none"]
 
@@ -37,7 +40,7 @@ class Progress:
         """The measured pass begins."""
 
     def tick(self, output_tok_per_s: float | None, n_ended: int, n_prompts: int) -> None:
-        """News from a pass in progress."""
+        """News from a pass in progress: mean speed since its start, None while no token has come."""
 
     def ended(self, trial: Trial, row: Mapping[str, Any]) -> None:
         """A trial has its row."""
@@ -117,12 +120,12 @@ class PlainProgress(Progress):
 class RichProgress(PlainProgress):
     """A live line under the log of ended trials: cells done, current cell, tok/s so far, time left."""
 
-    def __init__(self) -> None:
+    def __init__(self, console: Console | None = None) -> None:
         from rich.console import Console  # noqa: PLC0415 only on a terminal
         from rich.live import Live  # noqa: PLC0415
 
         super().__init__()
-        self.console = Console(stderr=True)
+        self.console = console or Console(stderr=True)
         self.live = Live(console=self.console, refresh_per_second=4, transient=True)
         self.now, self.speed = "", ""
         self.live.start()

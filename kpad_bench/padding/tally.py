@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 MODES = ("NONE", "PIECEWISE", "FULL")
 
@@ -53,8 +53,17 @@ class Tally:
                 self.pad_hits += max(0, len(sampled) - 1 - real)
 
     def drafted(self, request_ids: Sequence[str], drafts: Sequence[Sequence[int]]) -> None:
-        """The tree's own drafts of this step, before any pad. Forgets requests no longer in the batch."""
-        self.real_lengths = {rid: len(draft) for rid, draft in zip(request_ids, drafts, strict=False)}
+        """The tree's own drafts of this step, before any pad.
+
+        A request that sits out a step leaves the batch and comes back with its draft, so only
+        ``finished`` forgets.
+        """
+        self.real_lengths |= {rid: len(draft) for rid, draft in zip(request_ids, drafts, strict=False)}
+
+    def finished(self, request_ids: Iterable[str]) -> None:
+        """Forget requests that will not come back."""
+        for request_id in request_ids:
+            self.real_lengths.pop(request_id, None)
 
     def read(self) -> dict[str, int]:
         """A copy for the harness; names as in the trials table where they are the same thing."""
