@@ -73,7 +73,8 @@ def classify(log: str, returncode: int | None, *, is_ready: bool = False) -> Cau
     if returncode is not None and returncode < 0:
         return Cause("server_killed", f"killed by {_signal_name(-returncode)}")
     if is_ready:
-        return Cause("engine_died", shown or f"exit status {returncode}")
+        left = f"exit status {returncode}" if returncode is not None else f"last line: {last_line(log)}"
+        return Cause("engine_died", shown or left)
     return Cause("unknown", shown or f"exit status {returncode} and nothing in the log that explains it")
 
 

@@ -135,9 +135,13 @@ class _Flight:
         self.output_tokens = 0
         self.deadline = asyncio.timeout(None)
 
+    def brought_ns(self) -> int:
+        """When the last bytes of the stream came; 0 before the first."""
+        return self.raw.arrivals_ns[-1] if self.raw.arrivals_ns else 0
+
     def heard_ns(self) -> int:
-        """When the server was last heard of; 0 when it was not."""
-        return self.raw.arrivals_ns[-1] if self.raw.arrivals_ns else self.replied_ns
+        """When the server was last heard of, headers included; 0 when it was not."""
+        return self.brought_ns() or self.replied_ns
 
     def count_tokens(self) -> int:
         """Tokens so far, from the newest usage that its last few pieces hold."""
@@ -261,7 +265,7 @@ class _Pass:
         self.n_pieces_closed += len(flight.raw.pieces)
         if self.on_progress is not None:
             self.output_tokens_closed += flight.count_tokens()
-        self.heard_ns = max(self.heard_ns, flight.heard_ns())
+        self.heard_ns = max(self.heard_ns, flight.brought_ns())
         if len(self.first_kinds) == self.concurrency:
             return
         self.first_kinds.append(kind)
@@ -287,13 +291,16 @@ class _Pass:
 
     def _end_the_silent(self, now_ns: int) -> None:
         idle_s, stalled_s = self.limits.idle_timeout_s, self.limits.stalled_s
+        n_silent = 0
         for flight in self.open:
-            heard_ns = flight.heard_ns()
-            self.heard_ns = max(self.heard_ns, heard_ns)
-            if now_ns - max(heard_ns, flight.raw.start_ns) > idle_s * 1e9:
+            self.heard_ns = max(self.heard_ns, flight.brought_ns())
+            if now_ns - max(flight.heard_ns(), flight.raw.start_ns) > idle_s * 1e9:
                 flight.expire("stalled", f"no byte for {idle_s:g} s")
+                n_silent += 1
         still_open = [flight for flight in self.open if flight.raw.error_kind is None]
-        if still_open and now_ns - self.heard_ns > stalled_s * 1e9:
+        # A hung engine fails all slots in one tick, or lets new requests have headers and no more.
+        is_stalled = still_open and now_ns - self.heard_ns > stalled_s * 1e9
+        if is_stalled or n_silent == self.concurrency:
             self.stop = self.stop or Stop("stalled", f"no byte on any request for {stalled_s:g} s")
             for flight in still_open:
                 flight.expire("stalled", f"no byte on any request for {stalled_s:g} s")

@@ -2,11 +2,12 @@
 
 Run as a script by ``server`` (standard library only, no import of this package)::
 
-    python -I -S keeper.py LOG -- COMMAND ...
+    python -I -S keeper.py LOG FOLDER -- COMMAND ...
 
 It starts the command in a session of its own, tells its pid and later its exit status as JSON lines
 on stdout, and waits. When stdin closes (the harness is done, or was killed with kill -9) it kills the
-command's group and everything that came back to it as a subreaper, reaps it, and exits.
+command's group and everything that came back to it as a subreaper, reaps it, removes the folder that
+was made for this server, and exits.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import ctypes
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,14 +33,14 @@ def main(log_path: str, command: list[str]) -> int:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    with open(log_path, "ab", buffering=0) as log:
-        try:
+    try:
+        with open(log_path, "ab", buffering=0) as log:
             server = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
-        except OSError as error:
-            tell({"error": f"{command[0]}: {error.strerror}"})
-            return 1
+    except OSError as error:
+        tell({"error": f"{error.filename or command[0]}: {error.strerror}"})
+        return 1
     tell({"pid": server.pid})
     while not harness_gone(POLL_S):
         for pid, status in reap():
@@ -104,4 +106,7 @@ def children() -> list[int]:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1], sys.argv[3:]))
+    try:
+        raise SystemExit(main(sys.argv[1], sys.argv[4:]))
+    finally:
+        shutil.rmtree(sys.argv[2], ignore_errors=True)

@@ -7,9 +7,11 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kpad_bench.errors import HostError
 from kpad_bench.hostcpu import format_cpu_list
@@ -23,6 +25,7 @@ INHERITED = (
     "SSL_CERT_FILE", "VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR",
 )  # fmt: skip
 SECRET_WORDS = ("TOKEN", "KEY", "SECRET", "PASSWORD", "CREDENTIAL")
+SECRET_FLAGS = ("--api-key", "--hf-token")
 #: sun_path holds 108 bytes with its terminator (linux/un.h).
 SOCKET_PATH_BYTES = 107
 
@@ -111,3 +114,48 @@ def shown_env(env: Mapping[str, str]) -> list[str]:
     """NAME=value for a row or a dry run; the value of anything that may be a secret is left out."""
     hidden = {name for name in env if any(word in name.upper() for word in SECRET_WORDS)}
     return [f"{name}={'***' if name in hidden else value}" for name, value in sorted(env.items())]
+
+
+def shown_argv(argv: Sequence[str]) -> list[str]:
+    """A command line for a row, without the values of flags that take a secret."""
+    shown, is_secret = [], False
+    for part in argv:
+        flag, has_value, _ = part.partition("=")
+        shown.append("***" if is_secret else f"{flag}=***" if has_value and flag in SECRET_FLAGS else part)
+        is_secret = part in SECRET_FLAGS
+    return shown
+
+
+def without_secrets(record: Any) -> Any:
+    """A configuration for the manifest: environments and argument lists as ``shown_*`` show them."""
+    if isinstance(record, Mapping):
+        return {
+            name: dict(pair.split("=", 1) for pair in shown_env(value))
+            if name == "env" and isinstance(value, Mapping)
+            else without_secrets(value)
+            for name, value in record.items()
+        }
+    if isinstance(record, list | tuple):
+        is_argv = all(isinstance(part, str) for part in record)
+        return shown_argv(record) if is_argv else [without_secrets(part) for part in record]
+    return record
+
+
+@contextmanager
+def pinned(cpus: Set[int] | None) -> Iterator[None]:
+    """Keep this process, with all its threads, on these CPUs; None changes nothing."""
+    if cpus is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    _pin(cpus)
+    try:
+        yield
+    finally:
+        _pin(before)
+
+
+def _pin(cpus: Set[int]) -> None:
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread), cpus)

@@ -11,7 +11,7 @@ from kpad_bench.attached import AttachedServer
 from kpad_bench.bootlog import attention_backend, graph_downgrade
 from kpad_bench.counters import Deltas, StepDeltas, delta, snapshot, step_deltas
 from kpad_bench.hostcpu import parse_cpu_list
-from kpad_bench.launch import shown_env
+from kpad_bench.launch import shown_argv, shown_env
 from kpad_bench.plan import Cell
 from kpad_bench.prompt import Prompt
 from kpad_bench.provenance import numa_nodes
@@ -84,7 +84,7 @@ def server_columns(server: AnyServer) -> dict[str, Any]:
     downgrade = graph_downgrade(log)
     return {
         "boot_s": server.boot_s,
-        "server_argv": list(server.argv),
+        "server_argv": shown_argv(server.argv),
         "server_env": shown_env(server.env),
         "server_cpus": cpus,
         "affinity_by": server.affinity_by,

@@ -30,6 +30,8 @@ from kpad_bench.hostcpu import format_cpu_list
 from kpad_bench.launch import Launch, free_port, runtime_dir, socket_in
 
 TERM_WAIT_S = 20.0
+#: Without its API process an EngineCore does not end by itself.
+ORPHAN_WAIT_S = 2.0
 KILL_WAIT_S = 10.0
 POLL_S = 0.1
 LOG_TAIL_BYTES = 256_000
@@ -119,7 +121,7 @@ class Server:
         """TERM, bounded wait, KILL, and proof that nothing is left. Raises HostError when something is."""
         try:
             self._signal(signal.SIGTERM)
-            if not self._wait_empty(TERM_WAIT_S):
+            if not self._wait_empty(TERM_WAIT_S if self.poll() is None else ORPHAN_WAIT_S):
                 self._signal(signal.SIGKILL)
                 self._wait_empty(KILL_WAIT_S)
         finally:
@@ -176,11 +178,15 @@ def boot(launch: Launch) -> Server:
 
 
 def _start(launch: Launch) -> Server:
-    folder = Path(tempfile.mkdtemp(prefix="kpad-", dir=runtime_dir()))
+    folder = None
     try:
+        folder = Path(tempfile.mkdtemp(prefix="kpad-", dir=runtime_dir()))
         return _start_in(folder, launch)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+    except BaseException as error:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise HostError(f"{error.filename}: {error.strerror}; a server needs it to start") from error
         raise
 
 
@@ -203,7 +209,8 @@ def _spawn(
     argv: Sequence[str], env: Mapping[str, str], launch: Launch, folder: Path, affinity_by: str | None
 ) -> subprocess.Popen[bytes]:
     script = Path(__file__).with_name("keeper.py")
-    command = [sys.executable, "-I", "-S", str(script), str(launch.log_path.resolve()), "--", *argv]
+    log_path = str(launch.log_path.resolve())
+    command = [sys.executable, "-I", "-S", str(script), log_path, str(folder), "--", *argv]
     before = os.sched_getaffinity(0)
     try:
         if affinity_by == "sched_setaffinity" and launch.cpus:

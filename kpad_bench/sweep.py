@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import os
 import shutil
 import signal
 from collections.abc import Iterator, Mapping
@@ -17,11 +18,11 @@ from typing import Any
 
 from kpad_bench import provenance
 from kpad_bench.attached import attach
-from kpad_bench.config import Resolved
+from kpad_bench.config import Cpus, Resolved
 from kpad_bench.corpus import open_frozen
 from kpad_bench.errors import EXIT_OK, EXIT_TRIALS_FAILED, HostError, ServerError, UsageError
 from kpad_bench.hostcpu import require_cpus
-from kpad_bench.launch import Launch
+from kpad_bench.launch import Launch, pinned, without_secrets
 from kpad_bench.models import models_dir
 from kpad_bench.plan import PYTHON, Boot, Plan, Trial, make_plan, served_name
 from kpad_bench.progress import Progress, Style, make_progress
@@ -43,46 +44,65 @@ class Options:
     save_text: bool = False
 
 
+@dataclass(frozen=True)
+class Host:
+    """What servers run on: a CPU set of their own, or a server that somebody else runs."""
+
+    server_cpus: frozenset[int] | None
+    attached: AnyServer | None
+
+
 def run_sweep(resolved: Resolved, options: Options) -> int:
     """Measure what is not measured yet; returns the exit code (0 all ok, 3 some trials are not)."""
     corpora = {name: open_frozen(name) for name in resolved.config.corpora}
     plan = make_plan(resolved, {name: corpus.digest for name, corpus in corpora.items()})
     attached = None if options.attach is None else attach_to(options.attach, resolved, plan)
-    facts = provenance.host_facts() | {"vllm_version": expected_vllm(resolved, attached)}
-    folder = open_run(resolved, plan, options, facts)
-    with make_progress(options.progress) as progress, folder.lock(), terminable():
-        done = done_trials(folder, facts, progress)
+    expected = expected_vllm(resolved, attached)
+    server_cpus, client_cpus = cpu_sets(resolved.config.cpus, attached)
+    with pinned(client_cpus), make_progress(options.progress) as progress, results_lock(options.out):
+        facts = provenance.host_facts() | {"vllm_version": expected}
+        folder = open_run(resolved, plan, options, facts)
         runner = TrialRunner(resolved, corpora, folder, facts, progress, options.save_text)
-        todo = [t for t in plan.trials() if t.trial_id not in done]
-        n_trials = len(list(plan.trials()))
-        if not todo:
-            progress.note(f"all {n_trials} trials of {folder.path} are done; --fresh starts a new run")
-            return EXIT_OK
-        progress.start(n_trials, n_trials - len(todo), str(folder.path))
-        n_bad = sum(run_boots(plan, done, runner, attached))
-        if not n_bad:
-            folder.compact()
-        closing_note(folder, n_bad, progress)
+        with folder.lock(), terminable():
+            n_bad = run_plan(plan, runner, Host(server_cpus, attached))
     return EXIT_TRIALS_FAILED if n_bad else EXIT_OK
 
 
-def run_boots(plan: Plan, done: set[str], runner: TrialRunner, attached: AnyServer | None) -> Iterator[int]:
+def run_plan(plan: Plan, runner: TrialRunner, host: Host) -> int:
+    """Run the trials that are not done. Returns how many of them are not ok."""
+    folder, progress = runner.folder, runner.progress
+    done = done_trials(folder, runner.facts, progress)
+    n_trials = len(list(plan.trials()))
+    n_done = sum(trial.trial_id in done for trial in plan.trials())
+    if n_done == n_trials:
+        progress.note(f"all {n_trials} trials of {folder.path} are done; --fresh starts a new run")
+    else:
+        progress.start(n_trials, n_done, str(folder.path))
+    n_bad = sum(run_boots(plan, done, runner, host))
+    if not n_bad:
+        _, warnings = folder.compact()
+        for warning in warnings:
+            progress.note(f"warning: {warning}")
+    if n_done < n_trials:
+        closing_note(folder, n_bad, progress)
+    return n_bad
+
+
+def run_boots(plan: Plan, done: set[str], runner: TrialRunner, host: Host) -> Iterator[int]:
     """How many trials of each boot are not ok."""
     for block, planned in plan.boots():
         trials = [trial for trial in planned.trials if trial.trial_id not in done]
         if trials:
             check_disk(runner.folder.path, runner.resolved.config.thresholds.low_disk_gb)
-            yield run_boot(block.block_id, planned, trials, runner, attached)
+            yield run_boot(block.block_id, planned, trials, runner, host)
 
 
-def run_boot(
-    block_id: str, planned: Boot, trials: list[Trial], runner: TrialRunner, attached: AnyServer | None
-) -> int:
+def run_boot(block_id: str, planned: Boot, trials: list[Trial], runner: TrialRunner, host: Host) -> int:
     """One server's life. Returns how many of its trials are not ok."""
     runner.progress.booting(planned)
     started_at = utc_now()
     try:
-        server = attached or boot(make_launch(planned, runner))
+        server = host.attached or boot(make_launch(planned, runner, host.server_cpus))
     except ServerError as error:
         for trial in trials:
             runner.save_failure(block_id, planned, trial, failed_row(error, started_at))
@@ -105,10 +125,9 @@ def run_trials(
             yield runner.run(block_id, planned, trial, server)["status"] != OK
 
 
-def make_launch(planned: Boot, runner: TrialRunner) -> Launch:
+def make_launch(planned: Boot, runner: TrialRunner, cpus: frozenset[int] | None) -> Launch:
     """What ``server.boot`` needs for one planned boot."""
     config, entry = runner.resolved.config, runner.resolved.models[planned.model]
-    cpus = require_cpus(config.cpus.server, "cpus.server")
     return Launch(
         argv=planned.argv,
         env=dict(planned.env),
@@ -116,7 +135,7 @@ def make_launch(planned: Boot, runner: TrialRunner) -> Launch:
         log_path=runner.folder.log_path(planned.boot_id),
         models_dir=models_dir(),
         boot_timeout_s=entry.boot_timeout_s,
-        cpus=frozenset(cpus) if cpus else None,
+        cpus=cpus,
         port=config.server.port,
         optional_args=entry.optional_args,
     )
@@ -139,8 +158,6 @@ def expected_vllm(resolved: Resolved, attached: AnyServer | None) -> str | None:
         found = attached.endpoint.answer("/version")
         return found.get("version") if isinstance(found, dict) else None
     config = resolved.config
-    require_cpus(config.cpus.server, "cpus.server")
-    require_cpus(config.cpus.client, "cpus.client")
     for tag, entry in resolved.models.items():
         path = None if entry.local is None else models_dir() / entry.local
         if path is not None and not (path / "config.json").is_file():
@@ -158,6 +175,28 @@ def expected_vllm(resolved: Resolved, attached: AnyServer | None) -> str | None:
     return version
 
 
+def cpu_sets(cpus: Cpus, attached: AnyServer | None) -> tuple[frozenset[int] | None, frozenset[int] | None]:
+    """CPUs of server and client, None to leave them alone. Raises HostError for CPUs that are not there.
+
+    A server must not inherit the client's set: without one of its own it gets all that there are.
+    """
+    server = None if attached else require_cpus(cpus.server, "cpus.server")
+    client = require_cpus(cpus.client, "cpus.client")
+    if client is not None and server is None:
+        server = os.sched_getaffinity(0)
+    return (None if server is None else frozenset(server)), (None if client is None else frozenset(client))
+
+
+@contextlib.contextmanager
+def results_lock(out: Path) -> Iterator[None]:
+    """One sweep at a time in a results folder, so that two never measure each other."""
+    there = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise UsageError(f"--out: {there}: not a folder; give another one")
+    with RunFolder(out).lock():
+        yield
+
+
 def open_run(resolved: Resolved, plan: Plan, options: Options, facts: Mapping[str, Any]) -> RunFolder:
     """The newest run of this very plan, or a new one."""
     sweep_folder = options.out / resolved.config.sweep
@@ -172,7 +211,7 @@ def open_run(resolved: Resolved, plan: Plan, options: Options, facts: Mapping[st
             "plan_digest": plan.digest,
             "created_at": utc_now().isoformat(),
             "design": {"rounds": resolved.config.rounds, "kind": "fixed"},
-            "config": resolved.model_dump(mode="json"),
+            "config": without_secrets(resolved.model_dump(mode="json")),
             "host": dict(facts),
         }
     )

@@ -16,7 +16,7 @@ from kpad_bench.counters import delta, snapshot
 from kpad_bench.drive import Limits, Target, run, run_pass
 from kpad_bench.drive import Progress as PassProgress
 from kpad_bench.errors import ServerError
-from kpad_bench.launch import shown_env
+from kpad_bench.launch import shown_argv, shown_env
 from kpad_bench.metrics import request_rows, trial_columns
 from kpad_bench.plan import Boot, Cell, Trial, plan_warnings, suffix_settings
 from kpad_bench.progress import Progress
@@ -189,7 +189,7 @@ class TrialRunner:
             "n_prompts": min(load.n_prompts, len(self.corpora[cell.corpus].measured)),
             "max_tokens": load.max_tokens, "max_model_len": config.server.max_model_len,
             "temperature": load.temperature, "seed": load.seed, "isolation": config.isolation,
-            "server_argv": list(boot.argv), "server_env": shown_env(dict(boot.env)),
+            "server_argv": shown_argv(boot.argv), "server_env": shown_env(dict(boot.env)),
         }  # fmt: skip
         return identity | what | suffix_settings(self._arm(cell))
 
@@ -221,9 +221,11 @@ def is_dead(server: AnyServer, trace: PassTrace) -> bool:
     kinds = {request.error_kind for request in trace.requests}
     stop = None if trace.stopped_early is None else trace.stopped_early.reason
     is_lost = stop not in (None, "all_requests_refused") or kinds & {"connection", "cut", "server_error"}
-    deadline = time.monotonic() + (DEATH_S if is_lost else 0)
-    while True:
-        health = None if server.poll() is not None else server.endpoint.health()
-        if health is None or health == 503 or time.monotonic() >= deadline:
-            return health in (None, 503)
+    deadline = time.monotonic() + DEATH_S
+    while server.poll() is None:
+        health = server.endpoint.health()
+        is_alive = health not in (None, 503)
+        if health == 503 or (is_alive and not is_lost) or time.monotonic() >= deadline:
+            return not is_alive
         time.sleep(TRY_S)
+    return True
