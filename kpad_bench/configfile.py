@@ -104,6 +104,7 @@ def _allowed(item: Any) -> str:
         "int_type": "must be an integer",
         "float_parsing": "must be a number",
         "float_type": "must be a number",
+        "finite_number": "must be a finite number",
         "invalid_key": "keys must be text; put it in quotes",
         "greater_than": f"must be above {context.get('gt')}",
         "greater_than_equal": f"must be at least {context.get('ge')}",
