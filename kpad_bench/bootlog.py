@@ -29,8 +29,8 @@ CAUSES: tuple[tuple[str, str], ...] = (
     ("runner_refused", r"Async scheduling .* not (yet )?(supported|compatible)|V2_MODEL_RUNNER|Runner V2"),
     ("illegal_access", r"illegal memory access"),
     ("oom", r"OutOfMemoryError|CUDA out of memory|MemoryError|Cannot allocate memory"),
-    ("config_error", r"validation errors? for|error: (argument|unrecognized|ambiguous|the following)"),
     ("config_error", r"Value error,|\[type=\w+, input_"),
+    ("config_error", r"validation errors? for|error: (argument|unrecognized|ambiguous|the following)"),
 )
 _PREFIX = re.compile(r"^\([^)]*pid=\d+\) ?(?:(?:ERROR|WARNING|INFO|CRITICAL) \S+ \S+ \[[^\]]+\] ?)?")
 _GENERIC = re.compile(r"Engine core initialization failed|See root cause above|EngineDeadError|leaked ")
