@@ -229,11 +229,16 @@ def _spawn(
 
 def _first_status(keeper: subprocess.Popen[bytes], argv: Sequence[str]) -> int:
     assert keeper.stdout is not None
-    line = keeper.stdout.readline()
-    told = json.loads(line) if line else {"error": "the keeper process did not start"}
-    if "pid" not in told:
-        keeper.wait()
-        raise HostError(f"the server cannot be started: {told['error']}; check server.launcher ({argv[0]})")
+    try:
+        line = keeper.stdout.readline()
+        told = json.loads(line) if line else {"error": "the keeper process did not start"}
+        if "pid" not in told:
+            raise HostError(
+                f"the server cannot be started: {told['error']}; check server.launcher ({argv[0]})"
+            )
+    except BaseException:
+        with keeper:  # closes its stdin: it ends what it may have started
+            raise
     return int(told["pid"])
 
 

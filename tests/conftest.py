@@ -166,6 +166,10 @@ class Lab:
                 continue
         return {pid: command for pid, command in left.items() if pid not in self._own()}
 
+    def logs(self) -> str:
+        """What all servers have logged so far."""
+        return "".join(path.read_text() for path in sorted(self.out.glob("*/*/logs/*.log")))
+
     def _own(self) -> set[int]:
         return {os.getpid(), *(process.pid for process in self.commands)}
 

@@ -29,10 +29,10 @@ def by_arm(lab: Lab) -> dict[str, dict[str, Any]]:
 
 
 DEATHS = {
-    "kv_none": "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`",
+    "kv_none": "ValueError: No available memory for the cache blocks. Try more memory",
     "kv_too_small": "ValueError: To serve at least one request with max seq len 1024, 2.0 GiB KV cache is "
     "needed, which is larger than the available KV cache memory (1.0 GiB).",
-    "gpu_busy": "ValueError: Free memory on device cuda:0 (3/79 GiB) on startup is less than desired GPU memory",
+    "gpu_busy": "ValueError: Free memory on device cuda:0 (3/79 GiB) is less than desired GPU memory",
     "capture_oom": "Capturing CUDA graphs (decode, FULL): 40%\rtorch.OutOfMemoryError: CUDA out of memory.",
     "illegal_access": "RuntimeError: CUDA error: an illegal memory access was encountered",
 }

@@ -64,10 +64,11 @@ def obey_signals(child: subprocess.Popen[bytes], told: Script) -> None:
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         logs.stopping(child.pid)
-        leave(child, told, 0)
+        if not told.ignore_term:
+            leave(child, told, 0)
 
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if told.ignore_term else stop)
-    signal.signal(signal.SIGINT, signal.SIG_IGN if told.ignore_term else stop)
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
 
 
 def delay(told: Script) -> None:

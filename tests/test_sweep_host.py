@@ -1,0 +1,206 @@
+"""What a host lacks is told before anything boots, with the way out; CPU sets and attached servers."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Lab
+from fake_vllm.client import Boots, spec
+
+from kpad_bench import corpus, provenance, trial
+from kpad_bench.errors import HostError, UsageError
+
+
+def refused(lab: Lab, error: type[Exception], text: str, **options: Any) -> str:
+    """The message with which a sweep is refused; nothing was booted."""
+    with pytest.raises(error, match=text) as caught:
+        lab.sweep(**options)
+    assert lab.boots() == []
+    return str(caught.value)
+
+
+def test_exit_codes_of_the_command(lab: Lab) -> None:
+    """0 when all is ok, 3 with a failed trial, 4 with the message alone for a host that is not ready."""
+    lab.tell(({"k": 4, "boot": 1}, {"boot_fail": {"log": "MemoryError", "rc": 1}}))
+    lab.set(arms=["van", "kpad"])
+    assert lab.finish()[0] == 3
+    code, errors = lab.finish()
+    assert code == 0
+    assert "2 trials, 1 of them done before" in errors
+    code, errors = lab.finish(KPAD_BENCH_CORPORA=str(lab.path))
+    assert code == 4
+    assert re.fullmatch(
+        r"kpad-bench: corpus humaneval-a is not frozen .* corpora freeze humaneval-a\n", errors
+    )
+
+
+def test_vllm_missing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With this Python as the launcher, vLLM has to be in it."""
+    lab.set(server={"launcher": ["{python}", "-m", "vllm.entrypoints.openai.api_server"]})
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    assert "make setup" in refused(lab, HostError, "vLLM is not installed")
+
+
+def test_plugin_missing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM without this package's plugin would run unpadded."""
+    lab.set(server={"launcher": ["{python}", "-m", "vllm.entrypoints.openai.api_server"]})
+    monkeypatch.setattr(provenance, "installed_vllm", lambda: "0.32.0")
+    monkeypatch.setattr(provenance, "is_plugin_installed", lambda: False)
+    refused(lab, HostError, "plugin 'kpad' is not installed")
+
+
+def test_launcher_missing(lab: Lab) -> None:
+    """A launcher that is no program is named."""
+    lab.set(server={"launcher": ["no-such-vllm", "serve"]})
+    refused(lab, HostError, "server.launcher: 'no-such-vllm': no such program")
+
+
+def test_launcher_that_is_not_executable(lab: Lab) -> None:
+    """A file that the system cannot run is the host's fault, not the cell's."""
+    path = lab.path / "vllm"
+    path.write_text("#!/no/such/interpreter\n")
+    path.chmod(0o755)
+    lab.set(server={"launcher": [str(path)]})
+    refused(lab, HostError, "server.launcher")
+    assert lab.living() == {}
+
+
+def test_model_missing(lab: Lab) -> None:
+    """A model folder without a model is told with its path."""
+    lab.config["define_models"]["tiny"]["local"] = str(lab.path / "nowhere")
+    refused(lab, HostError, f"model tiny: no model in {lab.path}/nowhere")
+
+
+@pytest.mark.parametrize("who", ["server", "client"])
+def test_cpus_missing(lab: Lab, who: str) -> None:
+    """CPUs that are not there are named; taskset itself would not complain."""
+    lab.set(cpus={who: "0,4000-4001"})
+    refused(lab, HostError, f"cpus.{who}: '0,4000-4001': CPUs 4000-4001 are not available")
+
+
+def test_corpus_not_the_pinned_one(lab: Lab, frozen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other prompts under a pinned name are refused."""
+    other = lab.path / "other"
+    shutil.copytree(frozen, other)
+    source = lab.path / "rows.jsonl"
+    source.write_text(
+        "".join(f'{{"task_id": "HumanEval/{n}", "prompt": "def f{n}():\\n"}}\n' for n in range(80))
+    )
+    corpus.freeze("humaneval-a", source, other)
+    monkeypatch.setenv("KPAD_BENCH_CORPORA", str(other))
+    refused(lab, HostError, "pinned")
+
+
+def test_low_disk(lab: Lab) -> None:
+    """Too little room is told while there is some."""
+    lab.set(thresholds={"low_disk_gb": 1e9})
+    assert "make room" in refused(lab, HostError, "GB free")
+
+
+def test_results_folder_that_is_a_file(lab: Lab) -> None:
+    """--out has to be a folder."""
+    lab.out.write_text("")
+    refused(lab, UsageError, "--out: .*results: not a folder")
+
+
+def test_port_in_use(lab: Lab) -> None:
+    """A taken server.port is told with the way out; the stranger on it is not touched."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        lab.set(server={"port": other.getsockname()[1]})
+        assert "another port" in refused(lab, HostError, "is taken")
+
+
+def test_over_tcp(lab: Lab) -> None:
+    """With server.port 0 a free port of the loopback takes the place of the socket."""
+    lab.set(server={"port": 0})
+    assert lab.sweep() == 0
+    (boot,) = lab.boots()
+    assert re.search(r"--host 127\.0\.0\.1 --port [1-9]\d+", boot["argv"])
+
+
+def test_measured_elsewhere(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of another CPU kind is not gone on with."""
+    lab.set(arms=["van", "kpad"])
+    lab.tell(({"k": 4}, {"boot_fail": {"log": "MemoryError", "rc": 1}}))
+    assert lab.sweep() == 3
+    facts = provenance.host_facts()
+    monkeypatch.setattr(provenance, "host_facts", lambda: facts | {"cpu_model": "another"})
+    with pytest.raises(UsageError, match="cpu_model was .*, is 'another'.*--fresh"):
+        lab.sweep()
+
+
+needs_two_cpus = pytest.mark.skipif(
+    not {0, 1} <= os.sched_getaffinity(0), reason="needs CPUs 0 and 1 for a set of each side"
+)
+
+
+@needs_two_cpus
+@pytest.mark.parametrize("by", ["taskset", "sched_setaffinity"])
+def test_cpu_sets(lab: Lab, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    """The server's set is read back from it; the client's own is another, and is given back."""
+    if by == "sched_setaffinity":
+        monkeypatch.setenv("PATH", str(lab.path))
+    before = os.sched_getaffinity(0)
+    lab.set(cpus={"server": "0", "client": "1"})
+    assert lab.sweep() == 0
+    row = lab.row()
+    assert (row["server_cpus"], row["client_cpus"], row["affinity_by"]) == ("0", "1", by)
+    assert row["numa"] in ("0", None)
+    assert os.sched_getaffinity(0) == before
+
+
+@needs_two_cpus
+def test_a_server_does_not_inherit_the_clients_cpus(lab: Lab) -> None:
+    """Without a set of its own the server may use all CPUs."""
+    lab.set(cpus={"client": "1"})
+    assert lab.sweep() == 0
+    assert lab.row()["client_cpus"] == "1"
+    assert lab.row()["server_cpus"] != "1"
+
+
+@pytest.fixture
+def boot() -> Iterator[Boots]:
+    """Fakes of somebody else."""
+    with Boots() as boots:
+        yield boots
+
+
+def test_attach(lab: Lab, boot: Boots) -> None:
+    """A running server is measured without a marker or a known cache, and lives on."""
+    lab.set(arms=["suf@4"], k=[8])
+    fake = boot(*spec(4), on_tcp=True, plugins="")
+    host, port = fake.address
+    assert lab.sweep(attach=f"http://{host}:{port}/") == 0
+    row = lab.row()
+    assert (row["status"], row["cache_state"], row["boot_s"], row["server_cpus"]) == ("ok", None, None, None)
+    assert row["tokens_reconciled"] is True
+    assert row["vllm_version"] == "0.32.0"
+    assert lab.boots() == []
+    assert fake.ask("/health")[0] == 200
+
+
+def test_attach_that_dies(lab: Lab, boot: Boots, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attached server that goes away is a failed row, not the end."""
+    monkeypatch.setattr(trial, "DEATH_S", 0.3)
+    fake = boot(on_tcp=True, script={"die_after_requests": 4})
+    host, port = fake.address
+    assert lab.sweep(attach=f"http://{host}:{port}") == 3
+    assert (lab.row()["status"], lab.row()["reason"]) == ("failed", "server_died")
+
+
+def test_attach_refuses(lab: Lab) -> None:
+    """Padded arms and plans of several servers cannot be attached (2); nobody there is a host error (4)."""
+    lab.set(arms=["kpad"])
+    refused(lab, UsageError, "unpadded arm", attach="http://127.0.0.1:9")
+    lab.set(arms=["van", "suf"])
+    refused(lab, UsageError, "one variant", attach="http://127.0.0.1:9")
+    lab.set(arms=["van"])
+    refused(lab, HostError, "no server answers", attach="http://127.0.0.1:9")
