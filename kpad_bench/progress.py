@@ -60,6 +60,7 @@ class Estimate:
 
     def start(self, n_trials: int, n_done: int) -> None:
         """A run of ``n_trials`` begins with ``n_done`` of them done before."""
+        self.started = time.monotonic()
         self.n_total, self.n_left = n_trials, n_trials - n_done
 
     def ended(self) -> None:
