@@ -67,8 +67,9 @@ class Endpoint:
     def model_names(self) -> list[str]:
         """Names that ``/v1/models`` lists; none when it does not answer."""
         found = self.answer("/v1/models")
-        entries = found.get("data", []) if isinstance(found, dict) else []
-        return [str(entry.get("id")) for entry in entries]
+        entries = found.get("data") if isinstance(found, dict) else None
+        cards = entries if isinstance(entries, list) else []
+        return [str(card["id"]) for card in cards if isinstance(card, dict) and "id" in card]
 
     def metrics(self) -> str | None:
         """The text of ``/metrics``; None when it cannot be had."""

@@ -32,7 +32,7 @@ def main(log_path: str, command: list[str]) -> int:
     """Keep one server. Returns 0 when nothing of it is left."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, stay)  # not SIG_IGN, which the server would inherit
     try:
         with open(log_path, "ab", buffering=0) as log:
             server = subprocess.Popen(
@@ -47,6 +47,10 @@ def main(log_path: str, command: list[str]) -> int:
             if pid == server.pid:
                 tell({"rc": os.waitstatus_to_exitcode(status)})
     return clean_up()
+
+
+def stay(*_: object) -> None:
+    """Only the harness, or its end, ends a keeper."""
 
 
 def tell(message: dict[str, object]) -> None:

@@ -58,6 +58,8 @@ class Launch:
             for name, value in stand_ins.items():
                 part = part.replace(name, value)  # noqa: PLW2901 one part, four stand-ins
             argv.append(part)
+        if "/" in argv[0]:
+            argv[0] = os.path.abspath(argv[0])  # servers start in a folder of their own
         return tuple(part for part in argv if part not in dropped)
 
     def full_env(self) -> dict[str, str]:

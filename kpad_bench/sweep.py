@@ -153,7 +153,7 @@ def attach_to(url: str, resolved: Resolved, plan: Plan) -> AnyServer:
 
 
 def expected_vllm(resolved: Resolved, attached: AnyServer | None) -> str | None:
-    """The vLLM version to expect. Raises HostError for what this host lacks to start one."""
+    """The vLLM version to expect, None when it cannot be known. Raises HostError for what this host lacks to start one."""
     if attached is not None:
         found = attached.endpoint.answer("/version")
         return found.get("version") if isinstance(found, dict) else None
@@ -166,7 +166,7 @@ def expected_vllm(resolved: Resolved, attached: AnyServer | None) -> str | None:
     if launcher != PYTHON:
         if shutil.which(launcher) is None:
             raise HostError(f"server.launcher: {launcher!r}: no such program on this host")
-        return config.server.vllm_version
+        return None  # only its servers can tell
     version = provenance.installed_vllm()
     if version is None:
         raise HostError("vLLM is not installed here; run `make setup` (CPU) or pip install 'kpad-bench[gpu]'")
@@ -234,7 +234,8 @@ def done_trials(folder: RunFolder, facts: Mapping[str, Any], progress: Progress)
     for trial_id, row in rows.items():
         if row["status"] != OK:
             continue
-        differs = [name for name in MUST_MATCH if row.get(name) != facts.get(name)]
+        known = [name for name in MUST_MATCH if name != "vllm_version" or facts[name] is not None]
+        differs = [name for name in known if row.get(name) != facts.get(name)]
         if differs:
             shown = ", ".join(f"{name} was {row.get(name)!r}, is {facts.get(name)!r}" for name in differs)
             raise UsageError(
@@ -265,12 +266,20 @@ def closing_note(folder: RunFolder, n_bad: int, progress: Progress) -> None:
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """TERM and HUP end a sweep as Ctrl-C does: server gone, finished rows kept, exit 130."""
+    """TERM and HUP end a sweep as Ctrl-C does: server gone, finished rows kept, exit 130.
+
+    A signal that whoever started us has set to be ignored (nohup, a job in the background) stays so.
+    """
 
     def as_interrupt(*_: object) -> None:
+        if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.raise_signal(signal.SIGINT)
 
-    before = {number: signal.signal(number, as_interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: handler for number, handler in before.items() if handler != signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, as_interrupt)
     try:
         yield
     finally:

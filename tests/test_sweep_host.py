@@ -133,8 +133,30 @@ def test_measured_elsewhere(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     assert lab.sweep() == 3
     facts = provenance.host_facts()
     monkeypatch.setattr(provenance, "host_facts", lambda: facts | {"cpu_model": "another"})
-    with pytest.raises(UsageError, match="cpu_model was .*, is 'another'.*--fresh"):
+    with pytest.raises(UsageError, match=r"cpu_model was .*, is 'another'.*--fresh"):
         lab.sweep()
+
+
+def test_a_foreign_launcher_has_its_own_version(lab: Lab) -> None:
+    """Another vLLM than the configured target is a warning on the row, and its run resumes."""
+    lab.set(arms=["van", "kpad"], server={"vllm_version": "0.25.1"})
+    lab.tell(({"k": 4, "boot": 1}, {"boot_fail": {"log": "MemoryError", "rc": 1}}))
+    assert lab.sweep() == 3
+    assert lab.sweep() == 0
+    assert {row["vllm_version"] for row in lab.rows()} == {"0.32.0"}
+    for row in lab.rows():
+        assert "vLLM is 0.32.0, the configuration is for 0.25.1" in row["warnings"]
+
+
+def test_a_relative_launcher(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launcher beside the configuration works although servers start in a folder of their own."""
+    python, script = lab.config["server"]["launcher"]
+    path = lab.path / "serve"
+    path.write_text(f'#!/bin/sh\nexec {python} {script} "$@"\n')
+    path.chmod(0o755)
+    monkeypatch.chdir(lab.path)
+    lab.set(server={"launcher": ["./serve"]})
+    assert lab.sweep() == 0
 
 
 needs_two_cpus = pytest.mark.skipif(

@@ -73,6 +73,23 @@ def test_interrupted(lab: Lab, number: signal.Signals, phase: str) -> None:
     resumes(lab)
 
 
+def test_in_the_background(lab: Lab) -> None:
+    """Started by nohup in the background it does not mind a hangup, and TERM still ends it."""
+    before = {n: signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, signal.SIGHUP)}
+    try:
+        process = start(lab, "pass")
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    os.killpg(process.pid, signal.SIGHUP)
+    os.killpg(process.pid, signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.3)
+    os.killpg(process.pid, signal.SIGTERM)
+    assert end(process)[0] == 130
+    resumes(lab)
+
+
 def test_second_interrupt_in_teardown(lab: Lab) -> None:
     """A server that ignores TERM while Ctrl-C comes twice is killed all the same."""
     lab.tell(ignore_term=True, stall_after_tokens=1)
