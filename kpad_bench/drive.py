@@ -29,9 +29,7 @@ T = TypeVar("T")
 #: The monitor's period: samples of loop lag, checks for stalls.
 TICK_S = 0.02
 TICKS_PER_PROGRESS = 25
-#: Cumulative usage in a stream's raw bytes. The last pieces may hold none: [DONE] alone, half an event.
 _USAGE = re.compile(rb'"completion_tokens":\s*(\d+)')
-_PIECES_BACK = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +106,12 @@ async def run_pass(
     )
 
 
+def newest_usage(pieces: Sequence[bytes]) -> int | None:
+    """Output tokens that the last few pieces of a stream tell of; the newest may be half an event."""
+    counts = (_USAGE.findall(piece) for piece in pieces[:-4:-1])
+    return next((int(found[-1]) for found in counts if found), None)
+
+
 @contextmanager
 def _collector_at_rest() -> Iterator[None]:
     """No garbage collection inside: what exists is frozen, what the pass makes is looked at after it."""
@@ -144,11 +148,8 @@ class _Flight:
         return self.brought_ns() or self.replied_ns
 
     def count_tokens(self) -> int:
-        """Tokens so far, from the newest usage that its last few pieces hold."""
-        for piece in self.raw.pieces[: -_PIECES_BACK - 1 : -1]:
-            if found := _USAGE.findall(piece):
-                self.output_tokens = int(found[-1])
-                break
+        """Tokens so far; as last known where the newest pieces do not say."""
+        self.output_tokens = newest_usage(self.raw.pieces) or self.output_tokens
         return self.output_tokens
 
     def fail(self, kind: str, message: str) -> None:
@@ -263,8 +264,7 @@ class _Pass:
         kind = flight.raw.error_kind
         self.n_done += 1
         self.n_pieces_closed += len(flight.raw.pieces)
-        if self.on_progress is not None:
-            self.output_tokens_closed += flight.count_tokens()
+        self.output_tokens_closed += flight.count_tokens()
         self.heard_ns = max(self.heard_ns, flight.brought_ns())
         if len(self.first_kinds) == self.concurrency:
             return
@@ -307,6 +307,5 @@ class _Pass:
 
     def _progress(self, now_ns: int) -> Progress:
         n_pieces = self.n_pieces_closed + sum(len(flight.raw.pieces) for flight in self.open)
-        output_tokens = self.output_tokens_closed + sum(flight.count_tokens() for flight in self.open)
-        elapsed_s = (now_ns - self.start_ns) / 1e9
-        return Progress(self.n_done, len(self.open), n_pieces, output_tokens, elapsed_s)
+        n_tokens = self.output_tokens_closed + sum(flight.count_tokens() for flight in self.open)
+        return Progress(self.n_done, len(self.open), n_pieces, n_tokens, (now_ns - self.start_ns) / 1e9)

@@ -355,6 +355,32 @@ def test_progress_is_told(tmp_path, monkeypatch):
     assert heard[-1].n_done == 1
     assert heard[-1].n_open == 1
     assert heard[-1].n_pieces >= 1
+    assert heard[-1].output_tokens >= 1
+    assert heard[-1].output_tok_per_s > 0
+
+
+@pytest.mark.parametrize(
+    ("pieces", "tokens"),
+    [
+        ([], None),
+        ([b"data: [DONE]\n\n"], None),
+        ([event(5), b":", b":", b":"], None),
+        ([event(3)], 3),
+        ([event(3) + event(7)], 7),
+        ([event(3), event(9, "length"), b"data: [DONE]\n\n"], 9),
+        ([event(3), event(9)[:30], event(9)[30:].partition(b"completion")[0]], 3),
+        ([b'data: {"usage":{"completion_tokens":12}}\n\n'], 12),
+    ],
+)
+def test_tokens_so_far_are_the_newest_usage(pieces, tokens):
+    """Cumulative, from the last few pieces, whatever they are cut into; None where they do not tell."""
+    assert drive.newest_usage(pieces) == tokens
+
+
+@pytest.mark.parametrize(("tokens", "elapsed_s", "speed"), [(0, 1.0, None), (0, 0.0, None), (30, 2.0, 15.0)])
+def test_speed_so_far_is_none_before_the_first_token(tokens, elapsed_s, speed):
+    """Not measured is not zero."""
+    assert drive.Progress(0, 1, 1, tokens, elapsed_s).output_tok_per_s == speed
 
 
 def test_a_bug_in_the_callback_is_not_lost(tmp_path, monkeypatch):
