@@ -121,7 +121,7 @@ def test_ports() -> None:
 
 
 def test_socket_paths_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Longer than the system takes is told before a server fails with it; unusable runtime folders are passed by."""
+    """Longer than the system takes is told before a server fails; unusable runtime folders are passed by."""
     assert socket_in(Path("/run/user/0/kpad-x")) == Path("/run/user/0/kpad-x/s")
     with pytest.raises(HostError, match="shorter TMPDIR"):
         socket_in(Path("/" + "x" * 106))
