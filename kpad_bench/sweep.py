@@ -153,7 +153,7 @@ def attach_to(url: str, resolved: Resolved, plan: Plan) -> AnyServer:
 
 
 def expected_vllm(resolved: Resolved, attached: AnyServer | None) -> str | None:
-    """The vLLM version to expect, None when only its servers can tell. Raises HostError for what is not here."""
+    """The vLLM version to expect, None when only servers can tell. Raises HostError for what is not here."""
     if attached is not None:
         found = attached.endpoint.answer("/version")
         return found.get("version") if isinstance(found, dict) else None

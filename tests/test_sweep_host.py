@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -157,6 +158,26 @@ def test_a_relative_launcher(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(lab.path)
     lab.set(server={"launcher": ["./serve"]})
     assert lab.sweep() == 0
+
+
+def test_a_server_gets_only_what_it_is_told(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shell's VLLM variables stay out, a token gets in and is written nowhere of ours."""
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    monkeypatch.setenv("VLLM_PLUGINS", "other")
+    monkeypatch.setenv("SOMETHING_ELSE", "1")
+    monkeypatch.setenv("HF_TOKEN", "hf_verysecret")
+    lab.set(server={"env": {**lab.config["server"]["env"], "MY_API_KEY": "sk-verysecret"}})
+    lab.set(server={"extra_args": ["--api-key", "sk-verysecret"]})
+    assert lab.sweep() == 0
+    (boot,) = lab.boots()
+    assert "VLLM_USE_V2_MODEL_RUNNER" not in boot["env"]
+    assert "SOMETHING_ELSE" not in boot["env"]
+    assert (boot["env"]["VLLM_PLUGINS"], boot["env"]["TZ"]) == ("kpad", "UTC")
+    assert (boot["env"]["HF_TOKEN"], boot["env"]["MY_API_KEY"]) == ("hf_verysecret", "sk-verysecret")
+    assert "HF_TOKEN=***" in lab.row()["server_env"]
+    assert "verysecret" not in json.dumps(lab.row(), default=str)
+    for path in (path for path in lab.out.rglob("*") if path.is_file()):
+        assert b"verysecret" not in path.read_bytes(), path
 
 
 needs_two_cpus = pytest.mark.skipif(
