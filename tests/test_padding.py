@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kpad_bench.padding import MARKER, PAD_VARIABLE, patch, register
-from kpad_bench.padding.pads import pad_drafts
+from kpad_bench.padding import MARKER, PAD_ID_VARIABLE, PAD_VARIABLE, patch, register
+from kpad_bench.padding.pads import PadToken, PadTokenRefused, choose_pad_token, pad_drafts
 from kpad_bench.padding.patch import (
     UnknownVllm,
     check_signature,
@@ -30,6 +30,7 @@ from kpad_bench.padding.patch import (
 from kpad_bench.padding.tally import Tally
 
 PLENTY = 10_000
+LAST = PadToken(None, "last")
 
 
 class Mode(Enum):
@@ -56,6 +57,45 @@ def test_a_request_in_the_middle_of_its_prompt_stays_empty():
 def test_no_pad_goes_past_the_longest_sequence(room, length):
     """Near max_model_len there is room for fewer than K tokens, or for none."""
     assert pad_drafts([[]], [[7]], 4, [room]) == [[7] * length]
+
+
+@pytest.mark.parametrize(
+    ("policy", "platform", "fixed"),
+    [
+        ("auto", "cpu", None),
+        ("auto", "cuda", None),
+        ("last", "cuda", None),
+        ("-1", "cuda", -1),
+        ("0", "cpu", 0),
+        ("49", "cpu", 49),
+    ],
+)
+def test_a_pad_token_policy_gives_a_pad_and_its_reason(policy, platform, fixed):
+    """None is the last sampled token of each request."""
+    chosen = choose_pad_token(policy, 50, platform)
+    assert chosen.fixed == fixed
+    assert policy in chosen.reason
+
+
+@pytest.mark.parametrize(
+    ("policy", "platform", "why"),
+    [
+        ("-1", "cpu", "the CPU build accepts it"),
+        ("50", "cuda", "outside the vocabulary of 50"),
+        ("-2", "cuda", "outside the vocabulary"),
+        ("eos", "cpu", "allowed: auto, last, -1 or a token id"),
+        ("", "cpu", "allowed"),
+    ],
+)
+def test_a_pad_token_that_cannot_be_is_refused(policy, platform, why):
+    """The reason says what is allowed."""
+    with pytest.raises(PadTokenRefused, match=why):
+        choose_pad_token(policy, 50, platform)
+
+
+def test_a_fixed_pad_stands_in_every_free_slot():
+    """Whatever was sampled last."""
+    assert pad_drafts([[], [5]], [[3], [1, 9]], 3, [PLENTY] * 2, fixed=-1) == [[-1, -1, -1], [5, -1, -1]]
 
 
 REQUESTS = st.integers(1, 12).flatmap(
@@ -209,7 +249,7 @@ class Proposer:
 def test_the_proposer_counts_always_and_pads_where_it_is_told_to(pads):
     """Without the variable drafts are the tree's own; with it they are filled up to K or the limit."""
     tally = Tally()
-    propose = padded_propose(Proposer.propose, tally, pads)
+    propose = padded_propose(Proposer.propose, tally, LAST if pads else None)
     inputs = batch(["a", "b", "c"], [10, 97, 20])
     found = propose(Proposer([[1], [], []]), 4, inputs, [[7], [8], []], slot_mappings=None)
     assert found == ([[1, 7, 7, 7], [8, 8], []] if pads else [[1], [], []])
@@ -220,7 +260,7 @@ def test_the_proposer_counts_always_and_pads_where_it_is_told_to(pads):
 def test_pads_that_were_accepted_are_counted_before_the_next_draft():
     """The drafts that verification answered are the ones of the step before."""
     tally = Tally()
-    propose = padded_propose(Proposer.propose, tally, True)
+    propose = padded_propose(Proposer.propose, tally, LAST)
     propose(Proposer([[1]]), 4, batch(["a"], [10]), [[7]])
     propose(Proposer([[1, 2, 3]]), 4, batch(["a"], [13]), [[1, 7, 5]])
     assert tally.pad_hits == 1
@@ -228,7 +268,7 @@ def test_pads_that_were_accepted_are_counted_before_the_next_draft():
 
 def test_the_wrapped_proposer_still_looks_like_the_original():
     """A second look at its signature finds the known one."""
-    check_signature(padded_propose(Proposer.propose, Tally(), True), patch.PROPOSE, exact=True)
+    check_signature(padded_propose(Proposer.propose, Tally(), LAST), patch.PROPOSE, exact=True)
 
 
 @pytest.mark.parametrize(
@@ -366,7 +406,73 @@ def test_an_eager_step_has_no_graph_padding():
     assert (tally.graph_padding_tokens, tally.modes["NONE"], tally.real_draft_tokens) == (0, 1, 4)
 
 
+# --- step times, on a scripted clock
+
+
+class Clock:
+    """monotonic_ns that moves only when told to."""
+
+    def __init__(self):
+        self.now = 1_000
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The plugin's clock."""
+    found = Clock()
+    monkeypatch.setattr(patch.time, "monotonic_ns", found)
+    return found
+
+
+def run_steps(clock, tally, *steps):
+    """Execute (milliseconds since the last one, scheduler output, mode) in turn."""
+    kind = wrapped(tally)
+    for elapsed_ms, output, mode in steps:
+        clock.now += round(elapsed_ms * 1e6)
+        kind(mode, n_dispatches=1 if output.num_scheduled_tokens else 0).execute_model(output)
+
+
+def test_a_step_lasts_until_the_next_one_starts(clock):
+    """Three starts time two steps; the time goes to the mode and kind of the step that ran."""
+    tally, both = Tally(), {"a": 5, "b": 5}
+    run_steps(
+        clock, tally, (0, step(both), Mode.FULL), (3, step(both), Mode.NONE), (5, step(both), Mode.FULL)
+    )
+    assert (tally.timed_steps, tally.timed_ns, tally.timed_full_ns) == (2, 8_000_000, 3_000_000)
+    assert (tally.timed_decode_steps, tally.timed_decode_ns) == (2, 8_000_000)
+    assert sum(tally.decode_bins.values()) == 2
+
+
+def test_a_pause_after_the_last_request_is_no_step_time(clock):
+    """When everything that ran has finished, the engine may have been idle: not timed."""
+    tally = Tally()
+    run_steps(
+        clock, tally,
+        (0, step({"a": 5, "b": 5}), Mode.FULL),
+        (9_000, step({"c": 5, "d": 5}, finished=["a", "b"]), Mode.FULL),
+        (4, step({"c": 5, "d": 5}), Mode.FULL),
+    )  # fmt: skip
+    assert (tally.timed_steps, tally.timed_ns) == (1, 4_000_000)
+
+
+def test_a_step_without_work_ends_the_one_before_and_is_none_itself(clock):
+    """The flush that tells of finished requests times nothing."""
+    tally = Tally()
+    run_steps(
+        clock, tally,
+        (0, step({"a": 5, "b": 5}), Mode.FULL),
+        (2, step({}, finished=["a", "b"]), Mode.FULL),
+        (7, step({"c": 5, "d": 5}), Mode.FULL),
+    )  # fmt: skip
+    assert (tally.steps, tally.timed_steps) == (2, 0)
+
+
 # --- installed into a vLLM
+
+CONFIG = SimpleNamespace(model_config=SimpleNamespace(get_vocab_size=lambda: 50))
 
 
 @pytest.fixture
@@ -374,7 +480,7 @@ def vllm(monkeypatch):
     """Modules of a vLLM as far as the plugin looks at it."""
 
     class WorkerBase:
-        def __init__(self, rank):
+        def __init__(self, vllm_config, rank):
             self.rank = rank
 
     class GPUModelRunner(Runner):
@@ -388,6 +494,7 @@ def vllm(monkeypatch):
         "vllm.v1.worker.gpu_model_runner": {"GPUModelRunner": GPUModelRunner},
         "vllm.v1.spec_decode.suffix_decoding": {"SuffixDecodingProposer": SuffixDecodingProposer},
     }
+    found["vllm.platforms"] = {"current_platform": SimpleNamespace(is_cuda_alike=lambda: False)}
     for name in ("vllm", "vllm.v1", "vllm.v1.worker", "vllm.v1.spec_decode"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     for name, values in found.items():
@@ -413,13 +520,22 @@ def test_the_engine_is_wrapped_when_the_first_worker_starts(vllm, monkeypatch):
     install()
     before = vllm.proposer.propose
     assert not hasattr(vllm.runner, "kpad_tally")
-    assert vllm.worker(3).rank == 3
+    assert vllm.worker(CONFIG, 3).rank == 3
     propose, execute = vllm.proposer.propose, vllm.runner.execute_model
     assert propose is not before
-    vllm.worker(4)
-    wrap_engine()
+    vllm.worker(CONFIG, rank=4)
+    wrap_engine(CONFIG)
     assert (vllm.proposer.propose, vllm.runner.execute_model) == (propose, execute)
     assert vllm.proposer([[1]]).propose(3, batch(["a"], [5]), [[2]]) == [[1, 2, 2]]
+
+
+def test_a_pad_token_outside_the_vocabulary_does_not_start(vllm, monkeypatch):
+    """A server that could draft such an id is not measured at all."""
+    monkeypatch.setenv(PAD_VARIABLE, "1")
+    monkeypatch.setenv(PAD_ID_VARIABLE, "50")
+    install()
+    with pytest.raises(PadTokenRefused, match="vocabulary of 50"):
+        vllm.worker(CONFIG, 0)
 
 
 def test_a_vllm_with_another_interface_does_not_start(vllm):
@@ -427,7 +543,7 @@ def test_a_vllm_with_another_interface_does_not_start(vllm):
     vllm.proposer.propose = lambda self, batch: None
     install()
     with pytest.raises(UnknownVllm):
-        vllm.worker(0)
+        vllm.worker(CONFIG, 0)
     assert not hasattr(vllm.runner, "kpad_tally")
 
 

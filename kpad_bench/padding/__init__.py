@@ -5,6 +5,10 @@ Loaded by vLLM in each of its processes (entry point ``kpad`` of ``vllm.general_
 control are there in every arm. Needs vLLM and the standard library, nothing of the rest of this
 package.
 
+What a free slot holds is ``KPAD_PAD_ID`` (``auto`` by default; see ``pads.choose_pad_token``).
+A draft of a structured-output request is cut by vLLM's scheduler where the grammar refuses it, pads
+first: such a step is ragged, and right.
+
 Two methods are added to vLLM's workers, to be called through ``/collective_rpc``:
 
 ``kpad_status``
@@ -20,6 +24,8 @@ from __future__ import annotations
 
 MARKER = "kpad/1"
 PAD_VARIABLE = "VLLM_SUFFIX_PAD_UNIFORM"
+#: auto, last, -1 or a token id. Not a VLLM_ name: vLLM warns of those it does not know.
+PAD_ID_VARIABLE = "KPAD_PAD_ID"
 
 
 def register() -> None:

@@ -12,10 +12,11 @@ import inspect
 import logging
 import os
 import sys
+import time
 from typing import Any
 
-from kpad_bench.padding import MARKER, PAD_VARIABLE
-from kpad_bench.padding.pads import pad_drafts
+from kpad_bench.padding import MARKER, PAD_ID_VARIABLE, PAD_VARIABLE
+from kpad_bench.padding.pads import PadToken, choose_pad_token, pad_drafts
 from kpad_bench.padding.tally import Tally
 
 logger = logging.getLogger("vllm.kpad")
@@ -42,13 +43,13 @@ def install() -> None:
 
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        wrap_engine()
+        wrap_engine(inspect.signature(original).bind(self, *args, **kwargs).arguments["vllm_config"])
         original(self, *args, **kwargs)
 
     WorkerBase.__init__ = init
 
 
-def wrap_engine() -> None:
+def wrap_engine(vllm_config: Any) -> None:
     """Wrap the suffix proposer and the V1 runner of this process, once."""
     from vllm.v1.spec_decode.suffix_decoding import SuffixDecodingProposer  # noqa: PLC0415
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # noqa: PLC0415
@@ -58,19 +59,27 @@ def wrap_engine() -> None:
     check_signature(SuffixDecodingProposer.propose, PROPOSE, exact=True)
     check_signature(GPUModelRunner.execute_model, EXECUTE)
     check_signature(GPUModelRunner._determine_batch_execution_and_padding, DISPATCH)
-    tally = Tally()
+    tally, pad = Tally(), pad_token_here(vllm_config) if pads_here() else None
     GPUModelRunner.kpad_tally = tally
-    SuffixDecodingProposer.propose = padded_propose(SuffixDecodingProposer.propose, tally, pads_here())
+    SuffixDecodingProposer.propose = padded_propose(SuffixDecodingProposer.propose, tally, pad)
     GPUModelRunner.execute_model = marked_execute(GPUModelRunner.execute_model, tally)
     GPUModelRunner._determine_batch_execution_and_padding = counted_dispatch(
         GPUModelRunner._determine_batch_execution_and_padding, tally
     )
-    logger.info("%s pid %d pads=%s", MARKER, os.getpid(), pads_here())
+    logger.info("%s pid %d pads: %s", MARKER, os.getpid(), "no" if pad is None else pad.reason)
 
 
 def pads_here() -> bool:
     """Whether this process was told to pad."""
     return os.environ.get(PAD_VARIABLE) == "1"
+
+
+def pad_token_here(vllm_config: Any) -> PadToken:
+    """The pad that this process was told to use. Raises PadTokenRefused, and the worker does not start."""
+    policy = os.environ.get(PAD_ID_VARIABLE, "auto")
+    return choose_pad_token(
+        policy, vllm_config.model_config.get_vocab_size(), "cuda" if _is_cuda() else "cpu"
+    )
 
 
 def check_signature(function: Any, expected: tuple[str, ...], *, exact: bool = False) -> None:
@@ -83,8 +92,8 @@ def check_signature(function: Any, expected: tuple[str, ...], *, exact: bool = F
         )
 
 
-def padded_propose(original: Any, tally: Tally, pads: bool) -> Any:
-    """The proposer's ``propose`` with counting, and with padding where ``pads``."""
+def padded_propose(original: Any, tally: Tally, pad: PadToken | None) -> Any:
+    """The proposer's ``propose`` with counting, and with padding unless ``pad`` is None."""
 
     @functools.wraps(original)
     def propose(
@@ -100,11 +109,11 @@ def padded_propose(original: Any, tally: Tally, pads: bool) -> Any:
             self, num_speculative_tokens, input_batch, sampled_token_ids, slot_mappings
         )
         tally.drafted(request_ids, drafts)
-        if not pads:
+        if pad is None:
             return drafts
         lengths = input_batch.num_tokens_no_spec[: len(drafts)].tolist()
         room = [self.max_model_len - length - 1 for length in lengths]
-        return pad_drafts(drafts, sampled_token_ids, num_speculative_tokens, room)
+        return pad_drafts(drafts, sampled_token_ids, num_speculative_tokens, room, pad.fixed)
 
     return propose
 
@@ -118,8 +127,10 @@ def marked_execute(original: Any, tally: Tally) -> Any:
 
     @functools.wraps(original)
     def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        now_ns = time.monotonic_ns()
+        tally.started(now_ns, scheduler_output.finished_req_ids)
         tally.finished(scheduler_output.finished_req_ids)
-        self.kpad_step = scheduler_output
+        self.kpad_step = (now_ns, scheduler_output)
         try:
             return original(self, scheduler_output, *args, **kwargs)
         finally:
@@ -140,13 +151,13 @@ def counted_dispatch(original: Any, tally: Tally) -> Any:
         step = getattr(self, "kpad_step", None)
         if step is not None:
             self.kpad_step = None
-            count_step(self, step, result, tally)
+            count_step(self, *step, result, tally)
         return result
 
     return dispatch
 
 
-def count_step(runner: Any, scheduler_output: Any, result: Any, tally: Tally) -> None:
+def count_step(runner: Any, start_ns: int, scheduler_output: Any, result: Any, tally: Tally) -> None:
     """Add one dispatched step to the tally. ``result``: (graph mode, batch descriptor, ...)."""
     mode, descriptor = result[0].name, result[1]
     scheduled = scheduler_output.num_scheduled_tokens
@@ -154,8 +165,10 @@ def count_step(runner: Any, scheduler_output: Any, result: Any, tally: Tally) ->
     n_tokens = scheduler_output.total_num_scheduled_tokens
     query_len = runner.uniform_decode_query_len
     past_prompt = batch.num_computed_tokens_cpu[:n_requests] >= batch.num_prompt_tokens[:n_requests]
+    is_decode_only = bool(past_prompt.all())
+    tally.dispatched(start_ns, mode, is_decode_only, scheduled)
     tally.step(
-        is_decode_only=bool(past_prompt.all()),
+        is_decode_only=is_decode_only,
         is_uniform=all(n == query_len for n in scheduled.values()),
         mode=mode,
         n_requests=n_requests,
@@ -194,6 +207,7 @@ def status(worker: Any) -> dict[str, Any]:
         "cuda_version": _cuda_version(),
         "arctic_version": _version("arctic-inference"),
         "counters": runner.kpad_tally.read() if is_v1 else None,
+        "decode_bins": dict(runner.kpad_tally.decode_bins) if is_v1 else None,
     }
 
 

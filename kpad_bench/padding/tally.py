@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 MODES = ("NONE", "PIECEWISE", "FULL")
+
+
+#: Bins of the step-time histogram per factor of e: 100 makes a bin 1 % wide.
+BINS_PER_E = 100
+
+
+class _Running(NamedTuple):
+    """The step that was dispatched last."""
+
+    start_ns: int
+    mode: str
+    is_decode_only: bool
+    request_ids: frozenset[str]
 
 
 class Tally:
@@ -21,6 +36,14 @@ class Tally:
         self.pad_tokens = 0
         self.pad_hits = 0
         self.modes = dict.fromkeys(MODES, 0)
+        self.timed_steps = 0
+        self.timed_ns = 0
+        self.timed_decode_steps = 0
+        self.timed_decode_ns = 0
+        self.timed_full_ns = 0
+        #: bin -> timed decode-only steps of about e^(bin / BINS_PER_E) ns
+        self.decode_bins: dict[int, int] = {}
+        self._running: _Running | None = None
         #: request id -> tokens of its newest draft that the suffix tree proposed
         self.real_lengths: dict[str, int] = {}
 
@@ -37,6 +60,30 @@ class Tally:
         self.decode_requests += n_requests
         self.uniform_decode_steps += is_uniform
         self.full_decode_steps += mode == "FULL"
+
+    def started(self, now_ns: int, finished: Iterable[str]) -> None:
+        """The engine begins a step: that ends the step before, whose time runs from start to start.
+
+        Not timed when every request of the step before has finished: the engine may have been idle
+        since.
+        """
+        before, self._running = self._running, None
+        if before is None or before.request_ids <= set(finished):
+            return
+        elapsed_ns = now_ns - before.start_ns
+        self.timed_steps += 1
+        self.timed_ns += elapsed_ns
+        if before.mode == "FULL":
+            self.timed_full_ns += elapsed_ns
+        if before.is_decode_only:
+            self.timed_decode_steps += 1
+            self.timed_decode_ns += elapsed_ns
+            place = int(math.log(max(1, elapsed_ns)) * BINS_PER_E)
+            self.decode_bins[place] = self.decode_bins.get(place, 0) + 1
+
+    def dispatched(self, start_ns: int, mode: str, is_decode_only: bool, request_ids: Iterable[str]) -> None:
+        """The step that began at ``start_ns`` runs the model."""
+        self._running = _Running(start_ns, mode, is_decode_only, frozenset(request_ids))
 
     def verified(self, scheduled: Mapping[str, Sequence[int]]) -> None:
         """Drafts that go into this step's verification: request id -> draft token ids."""
@@ -66,6 +113,6 @@ class Tally:
             self.real_lengths.pop(request_id, None)
 
     def read(self) -> dict[str, int]:
-        """A copy for the harness; names as in the trials table where they are the same thing."""
+        """A copy of the counts for the harness; names as in the trials table where they are the same."""
         counts = {name: value for name, value in vars(self).items() if isinstance(value, int)}
         return counts | {f"mode_{mode.lower()}": count for mode, count in self.modes.items()}
