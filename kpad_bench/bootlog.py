@@ -15,7 +15,7 @@ from typing import NamedTuple
 #: those of vLLM 0.25.1 and 0.32.0.
 CAUSES: tuple[tuple[str, str], ...] = (
     ("address_in_use", r"Address already in use|\[Errno 98\]"),
-    ("plugin_error", r"UnknownVllm|kpad does not know this vLLM"),
+    ("plugin_error", r"UnknownVllm|kpad does not know this vLLM|PadTokenRefused"),
     ("launcher_error", r"No module named '?vllm(\.|'|$)|PackageNotFoundError|can't open file"),
     ("gated", r"GatedRepoError|gated repo"),
     ("model_missing", r"RepositoryNotFoundError|LocalEntryNotFoundError|OfflineModeIsEnabled"),
@@ -34,7 +34,7 @@ CAUSES: tuple[tuple[str, str], ...] = (
 )
 _PREFIX = re.compile(r"^\([^)]*pid=\d+\) ?(?:(?:ERROR|WARNING|INFO|CRITICAL) \S+ \S+ \[[^\]]+\] ?)?")
 _GENERIC = re.compile(r"Engine core initialization failed|See root cause above|EngineDeadError|leaked ")
-_EXCEPTION = re.compile(r"^\s*(?:[\w.]+\.)?\w*(?:Error|Exception|Exit|UnknownVllm|Interrupt)\b.*")
+_EXCEPTION = re.compile(r"^\s*(?:[\w.]+\.)?\w*(?:Error|Exception|Exit|UnknownVllm|Refused|Interrupt)\b.*")
 #: argparse, the interpreter, pydantic's indented reason, and an assertion's text
 _OTHER = re.compile(
     r"error: (argument|unrecognized|ambiguous|the following)|: No module named|can't open file"

@@ -112,6 +112,7 @@ UNKNOWN_VLLM = (
     "kpad_bench.padding.patch.UnknownVllm: kpad does not know this vLLM: SuffixDecodingProposer.propose('self', "
     "'input_batch'), expected ('self', 'num_speculative_tokens')."
 )
+PAD_REFUSED = "kpad_bench.padding.pads.PadTokenRefused: pad token 'x': allowed: auto, last, -1 or a token id"
 PLUGIN_RAISED = f"""\
 {API}Traceback (most recent call last):
 {API}  File "/env/vllm/plugins/__init__.py", line 85, in load_general_plugins
@@ -164,6 +165,7 @@ TABLE = [
     ("config_error", pydantic(OTHER_TYPE), 1, "Input should be greater than 0"),
     ("config_error", ARGPARSE, 2, "unrecognized arguments: --speculativ-config"),
     ("plugin_error", core_died(UNKNOWN_VLLM), 1, "kpad does not know this vLLM"),
+    ("plugin_error", core_died(PAD_REFUSED), 1, "pad token 'x': allowed: auto"),
     ("plugin_error", PLUGIN_RAISED, 1, "cannot import name 'WorkerBase'"),
     ("address_in_use", BOUND, 1, "Address already in use"),
     ("address_in_use", UVICORN, 1, "address already in use"),
