@@ -1,6 +1,6 @@
-"""What the server counted during a pass: Prometheus samples and the plugin's step counters.
+"""What the server counted during a pass, from its Prometheus samples.
 
-Pure: text and plain objects in, differences out. A sample is matched by its exact name, because
+Pure: text in, differences out. A sample is matched by its exact name, because
 counters have ``_created`` twins and ``_per_pos_total`` cousins that share their prefix. What is
 missing is None, never zero.
 """
@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 #: Our name -> sample names of vLLM's generations, newest first; the first one present is used.
 #: P (decode_events) is one per request and decode step; older vLLM called it time_per_output_token.
@@ -175,64 +175,3 @@ def _by_position(rises: Mapping[Labels, float]) -> list[int] | None:
     if sorted(by_position) != list(range(len(by_position))):
         return None
     return [round(by_position[position]) for position in range(len(by_position))]
-
-
-@dataclass(frozen=True, slots=True)
-class StepDeltas:
-    """What the plugin counted in a pass, in the output rank; None for what it does not count.
-
-    ``decode_*`` are steps in which every request was past its prompt. ``disagree`` names counters on
-    which the ranks differ, ``backwards`` those that fell.
-    """
-
-    steps: int | None = None
-    decode_steps: int | None = None
-    uniform_decode_steps: int | None = None
-    decode_requests: int | None = None
-    mode_full: int | None = None
-    mode_piecewise: int | None = None
-    mode_none: int | None = None
-    full_decode_steps: int | None = None
-    graph_padding_tokens: int | None = None
-    real_draft_tokens: int | None = None
-    pad_tokens: int | None = None
-    pad_hits: int | None = None
-    disagree: tuple[str, ...] = ()
-    backwards: tuple[str, ...] = ()
-
-
-STEP_COUNTERS = tuple(f.name for f in fields(StepDeltas) if f.name not in ("disagree", "backwards"))
-
-Status = Mapping[str, Any]
-
-
-def step_deltas(before: Sequence[Status], after: Sequence[Status]) -> StepDeltas | None:
-    """The difference of two reads of every worker's status (``rank``, ``is_output_rank``, ``counters``).
-
-    None when the output rank has no counters in either read, as with a runner the plugin does not know.
-    """
-    rises = {
-        rank: _step_rises(counters, _by_rank(after).get(rank)) for rank, counters in _by_rank(before).items()
-    }
-    output = next((s["rank"] for s in after if s.get("is_output_rank", len(after) == 1)), None)
-    ours = rises.get(output) if output is not None else None
-    if ours is None:
-        return None
-    disagree = tuple(
-        name
-        for name in STEP_COUNTERS
-        if any((rise or {}).get(name) != ours.get(name) for rise in rises.values())
-    )
-    backwards = tuple(name for name, rise in ours.items() if rise < 0)
-    kept: dict[str, Any] = {name: rise for name, rise in ours.items() if rise >= 0}
-    return StepDeltas(**kept, disagree=disagree, backwards=backwards)
-
-
-def _by_rank(statuses: Sequence[Status]) -> dict[int, Mapping[str, int] | None]:
-    return {status["rank"]: status.get("counters") for status in statuses}
-
-
-def _step_rises(old: Mapping[str, int] | None, new: Mapping[str, int] | None) -> dict[str, int] | None:
-    if old is None or new is None:
-        return None
-    return {name: new[name] - old[name] for name in STEP_COUNTERS if name in old and name in new}

@@ -11,8 +11,9 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from kpad_bench.counters import Deltas, StepDeltas
+from kpad_bench.counters import Deltas
 from kpad_bench.schema import FAILED, OK
+from kpad_bench.steps import StepDeltas, graph_columns, ratio, step_columns
 from kpad_bench.stream import PassTrace, RequestTrace
 
 QUANTILES = (50, 90, 99)
@@ -28,10 +29,6 @@ def quantile(sorted_values: Sequence[float], q: float) -> float | None:
     low = math.floor(place)
     high = min(low + 1, len(sorted_values) - 1)
     return sorted_values[low] + (sorted_values[high] - sorted_values[low]) * (place - low)
-
-
-def _ratio(part: float | None, whole: float | None) -> float | None:
-    return None if part is None or not whole else part / whole
 
 
 def ok_requests(trace: PassTrace) -> list[RequestTrace]:
@@ -51,12 +48,12 @@ def output_tokens(trace: PassTrace) -> int:
 
 def output_tok_per_s(trace: PassTrace) -> float | None:
     """Output tokens of ok requests over the wall time of the pass: the published definition."""
-    return _ratio(output_tokens(trace) or None, duration_s(trace))
+    return ratio(output_tokens(trace) or None, duration_s(trace))
 
 
 def request_per_s(trace: PassTrace) -> float | None:
     """Ok requests over the wall time of the pass."""
-    return _ratio(len(ok_requests(trace)) or None, duration_s(trace))
+    return ratio(len(ok_requests(trace)) or None, duration_s(trace))
 
 
 def tail_start_ns(trace: PassTrace) -> int | None:
@@ -75,7 +72,7 @@ def tail_share(trace: PassTrace) -> float | None:
     start_ns = trace.start_ns if trace.n_prompts < trace.concurrency else tail_start_ns(trace)
     if start_ns is None or not trace.requests:
         return None
-    return _ratio(trace.end_ns - start_ns, trace.end_ns - trace.start_ns)
+    return ratio(trace.end_ns - start_ns, trace.end_ns - trace.start_ns)
 
 
 def steady_window_ns(trace: PassTrace) -> tuple[int, int] | None:
@@ -93,7 +90,7 @@ def steady_share(trace: PassTrace) -> float | None:
     if tail_start_ns(trace) is None:
         return None
     start_ns, end_ns = steady_window_ns(trace) or (0, 0)
-    return _ratio(end_ns - start_ns, trace.end_ns - trace.start_ns)
+    return ratio(end_ns - start_ns, trace.end_ns - trace.start_ns)
 
 
 def steady_output_tok_per_s(trace: PassTrace) -> float | None:
@@ -162,18 +159,18 @@ def acceptance_length(deltas: Deltas) -> float | None:
     """(G - F) / P: output tokens per request and decode step, 1 without speculation."""
     if deltas.generation_tokens is None or deltas.first_tokens is None:
         return None
-    return _ratio(deltas.generation_tokens - deltas.first_tokens, deltas.decode_events)
+    return ratio(deltas.generation_tokens - deltas.first_tokens, deltas.decode_events)
 
 
 def mean_batch(deltas: Deltas, steps: StepDeltas) -> float | None:
     """P over decode steps: requests per decode step."""
-    return _ratio(deltas.decode_events, steps.decode_steps)
+    return ratio(deltas.decode_events, steps.decode_steps)
 
 
 def chunk_merge_share(trace: PassTrace, deltas: Deltas) -> float | None:
     """1 - (token-bearing chunks after each request's first) / P: how much the front end merged."""
     chunks = sum(max(0, request.n_chunks - 1) for request in trace.requests)
-    share = _ratio(chunks, deltas.decode_events)
+    share = ratio(chunks, deltas.decode_events)
     return None if share is None else 1 - share
 
 
@@ -215,36 +212,15 @@ def speed_columns(trace: PassTrace) -> dict[str, object]:
     return {metric.__name__: metric(trace) for metric in rates} | latency_columns(trace)
 
 
-def step_columns(deltas: Deltas, steps: StepDeltas) -> dict[str, object]:
-    """Engine steps, drafts and pads. Step times stay null: nothing measures them yet."""
+def counter_columns(deltas: Deltas, steps: StepDeltas) -> dict[str, object]:
+    """What follows from vLLM's own counters."""
     return {
-        "n_steps": steps.steps,
-        "n_decode_steps": steps.decode_steps,
-        "uniform_share_decode": _ratio(steps.uniform_decode_steps, steps.decode_steps),
         "mean_batch": mean_batch(deltas, steps),
         "acceptance_length": acceptance_length(deltas),
         "n_drafts": deltas.n_drafts,
         "draft_tokens": deltas.draft_tokens,
-        "real_draft_tokens": steps.real_draft_tokens,
-        "pad_tokens": steps.pad_tokens,
-        "pad_hits": steps.pad_hits,
         "accepted_tokens": deltas.accepted_tokens,
         "accepted_per_position": deltas.accepted_per_position,
-    }
-
-
-def graph_columns(deltas: Deltas, steps: StepDeltas, has_graphs: bool | None) -> dict[str, object]:
-    """Shares of steps by graph mode; null with a reason where there are no graphs or no count."""
-    shown = StepDeltas() if has_graphs is False else steps
-    full_share = _ratio(shown.mode_full, shown.steps)
-    reason = "no_graphs" if has_graphs is False else "not_counted"
-    return {
-        "full_share": full_share,
-        "full_share_reason": reason if full_share is None else None,
-        "full_share_decode": _ratio(shown.full_decode_steps, shown.decode_steps),
-        "piecewise_share": _ratio(shown.mode_piecewise, shown.steps),
-        "none_share": _ratio(shown.mode_none, shown.steps),
-        "graph_padding_tokens": shown.graph_padding_tokens,
         "num_gpu_blocks": deltas.num_gpu_blocks,
         "preemptions": deltas.preemptions,
         "prefix_hits": deltas.prefix_hits,
@@ -255,7 +231,7 @@ def client_columns(trace: PassTrace, deltas: Deltas) -> dict[str, object]:
     """What the client says about itself and about the server's front end."""
     gaps_ms = sorted(gap / 1e6 for gap in trace.reissue_gaps_ns)
     return {
-        "client_cpu_share": _ratio(trace.client_cpu_s, duration_s(trace)),
+        "client_cpu_share": ratio(trace.client_cpu_s, duration_s(trace)),
         "chunk_merge_share": chunk_merge_share(trace, deltas),
         "loop_lag_p99_ms": quantile(sorted(lag / 1e6 for lag in trace.loop_lag_ns), 0.99),
         "reissue_gap_p50_ms": quantile(gaps_ms, 0.5),
@@ -271,8 +247,9 @@ def trial_columns(
     return {
         **outcome_columns(trace, known),
         **speed_columns(trace),
-        **step_columns(known, counted),
-        **graph_columns(known, counted, has_graphs),
+        **step_columns(counted),
+        **graph_columns(counted, has_graphs),
+        **counter_columns(known, counted),
         **client_columns(trace, known),
     }
 

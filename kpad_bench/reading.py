@@ -9,13 +9,14 @@ from typing import Any
 
 from kpad_bench.attached import AttachedServer
 from kpad_bench.bootlog import attention_backend, graph_downgrade
-from kpad_bench.counters import Deltas, StepDeltas, delta, snapshot, step_deltas
+from kpad_bench.counters import Deltas, delta, snapshot
 from kpad_bench.hostcpu import parse_cpu_list
 from kpad_bench.launch import shown_argv, shown_env
 from kpad_bench.plan import Cell
 from kpad_bench.prompt import Prompt
 from kpad_bench.provenance import numa_nodes
 from kpad_bench.server import Server
+from kpad_bench.steps import StepDeltas, step_deltas
 from kpad_bench.stream import PassTrace
 
 AnyServer = Server | AttachedServer

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kpad_bench.config import Thresholds
-from kpad_bench.counters import Deltas, StepDeltas
+from kpad_bench.counters import Deltas
 from kpad_bench.schema import FAILED, INVALID, OK
+from kpad_bench.steps import StepDeltas
 from kpad_bench.stream import PassTrace, RequestTrace
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kpad_bench.counters import Deltas, delta, parse_samples, snapshot, step_deltas
+from kpad_bench.counters import Deltas, delta, parse_samples, snapshot
 
 MODERN = """\
 # HELP vllm:generation_tokens_total Number of generation tokens processed.
@@ -161,40 +161,3 @@ def test_zero_drafts_are_zero():
     text = "vllm:spec_decode_num_drafts_total 0.0\nvllm:spec_decode_num_drafts_created 1.7e+09\n"
     found = delta(snapshot(text), snapshot(text))
     assert (found.n_drafts, found.draft_tokens) == (0, None)
-
-
-def status(rank, *, output=False, **counters):
-    """A worker's status, as the plugin answers."""
-    return {"rank": rank, "is_output_rank": output, "counters": counters or None}
-
-
-def test_steps_come_from_the_output_rank():
-    """The output rank's difference counts, and agreeing ranks are silent."""
-    before = [status(0, steps=10, pad_tokens=4), status(1, output=True, steps=10, pad_tokens=4)]
-    after = [status(1, output=True, steps=30, pad_tokens=9), status(0, steps=30, pad_tokens=9)]
-    found = step_deltas(before, after)
-    assert (found.steps, found.pad_tokens, found.mode_full) == (20, 5, None)
-    assert (found.disagree, found.backwards) == ((), ())
-
-
-def test_ranks_that_disagree_are_reported():
-    """A rank that drafted differently is named by its counter; so is one that did not answer."""
-    before = [status(0, output=True, steps=1, pad_tokens=0), status(1, steps=1, pad_tokens=0)]
-    after = [status(0, output=True, steps=2, pad_tokens=3), status(1, steps=2, pad_tokens=5)]
-    assert step_deltas(before, after).disagree == ("pad_tokens",)
-    assert step_deltas(before, after[:1]).disagree == ("steps", "pad_tokens")
-
-
-def test_step_counters_that_fell_are_named():
-    """A worker that restarted has counted less."""
-    found = step_deltas([status(0, output=True, steps=9)], [status(0, output=True, steps=3)])
-    assert (found.steps, found.backwards) == (None, ("steps",))
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [([], []), ([status(0, output=True)], [status(0, output=True)]), ([], [status(0, output=True, steps=3)])],
-)
-def test_no_step_counters_is_none(before, after):
-    """A runner that the plugin does not count leaves nothing, not zeros."""
-    assert step_deltas(before, after) is None

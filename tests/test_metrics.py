@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from kpad_bench import metrics
 from kpad_bench.config import Thresholds
-from kpad_bench.counters import Deltas, StepDeltas
+from kpad_bench.counters import Deltas
 from kpad_bench.schema import REQUESTS, TRIALS, names
+from kpad_bench.steps import StepDeltas
 from kpad_bench.stream import PassTrace, RequestTrace, Stop
 from kpad_bench.verdict import Evidence, verdict
 

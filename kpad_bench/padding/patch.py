@@ -151,7 +151,8 @@ def counted_dispatch(original: Any, tally: Tally) -> Any:
         step = getattr(self, "kpad_step", None)
         if step is not None:
             self.kpad_step = None
-            count_step(self, *step, result, tally)
+            start_ns, scheduler_output = step
+            count_step(self, start_ns, scheduler_output, result, tally)
         return result
 
     return dispatch
