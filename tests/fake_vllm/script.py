@@ -57,6 +57,11 @@ class Script:
     tokens: int | None = None  #: tokens of every answer, within max_tokens
     tokens_per_chunk: tuple[int, ...] = ()  #: sizes of the chunks, cycled; empty is one chunk per step
     step_s: float = 0.0
+    # tokens and log-probabilities of answers in one piece
+    wrong_token_at: int | None = None  #: from this token on the answer is another one (also: fault_requests)
+    is_own_choice: bool = True  #: the wrong token is the likeliest one of this server, not a slip
+    token_gap: float = 4.0  #: how far the second best token is behind the best one
+    logprob_off: float = 0.0  #: added to every log-probability
     # metrics
     no_metrics: bool = False
     cut_metrics: bool = False

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
@@ -19,7 +20,7 @@ from fake_vllm.engine import DEAD, NUM_BLOCKS, Engine, EngineError, Request
 from fake_vllm.intake import Refused, read_prompt, read_request
 from fake_vllm.options import Options
 from fake_vllm.script import Script, record_call
-from fake_vllm.stream import Answer, error, event
+from fake_vllm.stream import Answer, Tokens, error, event
 
 
 def serve(
@@ -184,7 +185,8 @@ class Server:
         try:
             if body.get("stream"):
                 return await self.stream(http, self.answer(request, body, is_chat), number)
-            return await self.whole(self.answer(request, body, is_chat))
+            answer = self.answer(request, body, is_chat)
+            return await self.whole(replace(answer, tokens=self.tokens(body, number)))
         finally:
             self.engine.abort(request)
 
@@ -201,6 +203,15 @@ class Server:
             has_usage=has_usage,
             has_continuous_usage=continuous and not self.told.no_continuous_usage,
         )
+
+    def tokens(self, body: dict[str, Any], number: int) -> Tokens | None:
+        """Ids and log-probabilities, where both were asked for."""
+        told = self.told
+        if not (body.get("return_token_ids") and body.get("logprobs")):
+            return None
+        is_meant = not told.fault_requests or number in told.fault_requests
+        wrong_at = told.wrong_token_at if is_meant else None
+        return Tokens(told.token_gap, told.logprob_off, wrong_at, told.is_own_choice)
 
     async def whole(self, answer: Answer) -> web.Response:
         """An answer in one piece."""

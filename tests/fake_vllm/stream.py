@@ -8,7 +8,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
-from fake_vllm.engine import Request
+from fake_vllm.engine import WORDS, Request
 
 FINGERPRINT = "vllm-0.32.0-0a1b2c3d"
 
@@ -25,6 +25,39 @@ def event(data: dict[str, Any]) -> bytes:
 
 
 @dataclass(frozen=True)
+class Tokens:
+    """Ids and log-probabilities of an answer in one piece: an id is the place of a word in ``WORDS``.
+
+    The word after the right one, in a circle, is the second best everywhere. From ``wrong_at`` on it
+    stands in the answer; ``is_own_choice`` makes it the best one there, as a near tie that fell the other
+    way would.
+    """
+
+    gap: float
+    logprob_off: float
+    wrong_at: int | None
+    is_own_choice: bool
+
+    def write(self, words: list[str]) -> dict[str, Any]:
+        """The keys ``token_ids`` and ``logprobs`` of a choice."""
+        right = [WORDS.index(word.strip()) for word in words]
+        steps = [self.step(position, token) for position, token in enumerate(right)]
+        ids = [int(step["token"].removeprefix("token_id:")) for step in steps]
+        return {"token_ids": ids, "logprobs": {"content": steps}}
+
+    def step(self, position: int, right: int) -> dict[str, Any]:
+        """One token as vLLM writes it with ``return_tokens_as_token_ids``."""
+        second = (right + 1) % len(WORDS)
+        is_wrong = self.wrong_at is not None and position >= self.wrong_at
+        best, next_best = (second, right) if is_wrong and self.is_own_choice else (right, second)
+        likely = {best: -0.1 + self.logprob_off, next_best: -0.1 + self.logprob_off - self.gap}
+        top = [{"token": f"token_id:{i}", "logprob": value, "bytes": None} for i, value in likely.items()]
+        chosen = second if is_wrong else right
+        (entry,) = (one for one in top if one["token"] == f"token_id:{chosen}")
+        return {**entry, "top_logprobs": top}
+
+
+@dataclass(frozen=True)
 class Answer:
     """Writes one request's chunks, or its whole body. ``is_chat`` picks the endpoint's shapes."""
 
@@ -34,6 +67,7 @@ class Answer:
     is_reasoning: bool = False
     has_usage: bool = False
     has_continuous_usage: bool = False
+    tokens: Tokens | None = None  #: asked for with return_token_ids and logprobs
     answer_id: str = field(default_factory=lambda: uuid.uuid4().hex[:16])
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -98,6 +132,8 @@ class Answer:
         else:
             choice["text"] = text
         end = {"logprobs": None, "finish_reason": self.request.finish_reason, "stop_reason": None}
+        if self.tokens is not None:
+            end |= self.tokens.write(self.request.words())
         made = self.head("chat.completion" if self.is_chat else "text_completion")
         usage = {**self.usage(self.request.n_tokens), "prompt_tokens_details": None}
         return made | {"choices": [choice | end], "system_fingerprint": FINGERPRINT, "usage": usage}
