@@ -38,8 +38,8 @@ _READ = (
 )
 #: The columns of the trials table that a best-K table is made from.
 COLUMNS = tuple(column for column in TRIALS if column.name in _READ)
-_DEFAULTS = {"arm": "kpad", "status": OK, "round": 1}
-_NUMBERS = {"k": "Int64", "round": "Int64", "output_tok_per_s": "float64", "full_share_decode": "float64"}
+_DEFAULTS: dict[str, Any] = {"arm": "kpad", "status": OK, "round": 1}
+_NUMBERS: dict[str, Any] = {"k": "Int64", "round": "Int64", "output_tok_per_s": "float64", "full_share_decode": "float64"}
 
 
 @dataclass
@@ -118,7 +118,8 @@ def pool(
     trials = trials[trials["arm"].isin([*candidates, *baselines])]
     counts = (trials["status"] == OK) & trials["output_tok_per_s"].notna()
     _refuse_mixed(trials[counts], allowed)
-    known = {key: ArmAtK(*key[2:]) for key in sorted(trials.groupby(list(_GROUP)).groups)}
+    keys: dict[Any, int] = trials.groupby(list(_GROUP)).size().to_dict()
+    known = {key: ArmAtK(*key[2:]) for key in sorted(keys)}
     _add_speeds(known, trials[counts])
     _add_doubts(known, trials[counts])
     for row in plain_rows(trials.loc[~counts, [*_GROUP, "status", "reason"]]):
@@ -225,16 +226,19 @@ def _raise_mixed(ok: pd.DataFrame, keys: Sequence[str], cell: Any, checked: Sequ
 
 
 def _add_speeds(known: dict[tuple[Any, ...], ArmAtK], ok: pd.DataFrame) -> None:
-    for key, n_ok in ok.groupby(list(_GROUP)).size().to_dict().items():
+    sizes: dict[Any, int] = ok.groupby(list(_GROUP)).size().to_dict()
+    for key, n_ok in sizes.items():
         known[key].n_ok = n_ok
     # Repeats inside a boot share its luck: averaged, they are one value. Sorted: a sum depends on its order.
     rounds = ok.sort_values("output_tok_per_s").groupby([*_GROUP, *_NIGHT, "round"], dropna=False)
-    for key, mean in rounds["output_tok_per_s"].mean().to_dict().items():
+    means: dict[Any, float] = rounds["output_tok_per_s"].mean().to_dict()
+    for key, mean in means.items():
         known[key[: len(_GROUP)]].rounds[key[len(_GROUP) :]] = mean
 
 
 def _add_doubts(known: dict[tuple[Any, ...], ArmAtK], ok: pd.DataFrame) -> None:
-    for key, share in ok.groupby(list(_GROUP))["full_share_decode"].min().dropna().to_dict().items():
+    shares: dict[Any, float] = ok.groupby(list(_GROUP))["full_share_decode"].min().dropna().to_dict()
+    for key, share in shares.items():
         known[key].full_share = share
     uncounted = ok[ok["full_share_decode"].isna() & ok["full_share_reason"].notna()]
     for row in plain_rows(uncounted[[*_GROUP, "full_share_reason"]].drop_duplicates()):

@@ -34,7 +34,8 @@ def read_rows(paths: Iterable[Path], columns: Sequence[Column]) -> Rows:
     A path is a run folder, a sweep folder (all its runs), a Parquet file of trials, or else a long CSV.
     Raises UsageError for a path that holds none of these, DataError for a file that is not what it must be.
     """
-    tables, notes = [], []
+    tables: list[pa.Table] = []
+    notes: list[str] = []
     for path in paths:
         for read in _read(path, columns, notes):
             tables.append(read)
