@@ -23,7 +23,7 @@ from kpad_bench.endpoint import CHAT
 from kpad_bench.equality import Answer
 from kpad_bench.errors import ServerError
 from kpad_bench.prompt import Prompt
-from kpad_bench.reading import Reading, deltas_of, messages
+from kpad_bench.reading import Reading, deltas_of, has_graphs, messages
 
 #: Tokens asked for at each step: the best two, and enough to place another arm's choice.
 N_TOP = 5
@@ -39,7 +39,7 @@ class Padding:
     """What the plugin says of one pass; None where it did not answer.
 
     Shares are of the decode-only steps: those in which every request held exactly 1+K tokens, and those
-    that replayed a FULL graph (0 without graphs).
+    that replayed a FULL graph (None without graphs).
     """
 
     pads: bool | None = None
@@ -133,7 +133,7 @@ def padding_of(before: Reading, after: Reading) -> Padding:
         n_workers=len(marked),
         decode_steps=steps.decode_steps,
         uniform_share=share(steps.uniform_decode_steps),
-        full_share=share(steps.full_decode_steps),
+        full_share=share(steps.full_decode_steps) if has_graphs(marked) else None,
         real_draft_tokens=steps.real_draft_tokens,
         pad_tokens=steps.pad_tokens,
         pad_hits=steps.pad_hits,

@@ -173,7 +173,7 @@ def test_a_server_that_dies_while_it_is_asked_is_a_host_error(lab: Lab):
 def test_a_refusal_is_told_in_the_servers_words(lab: Lab):
     """A server that lives and refuses: the endpoint, the status and its message."""
     lab.tell(error_400_all="no chat template")
-    with pytest.raises(HostError, match="answered 400: .*no chat template"):
+    with pytest.raises(HostError, match=r"answered 400: .*no chat template"):
         verify(lab)
 
 
