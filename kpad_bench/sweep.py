@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kpad_bench import provenance
+from kpad_bench.argv import PYTHON, served_name
 from kpad_bench.attached import attach
 from kpad_bench.config import Cpus, Resolved
 from kpad_bench.corpus import open_frozen
@@ -24,7 +25,7 @@ from kpad_bench.errors import EXIT_OK, EXIT_TRIALS_FAILED, HostError, ServerErro
 from kpad_bench.hostcpu import require_cpus
 from kpad_bench.launch import Launch, pinned, without_secrets
 from kpad_bench.models import models_dir
-from kpad_bench.plan import PYTHON, Boot, Plan, Trial, make_plan, served_name
+from kpad_bench.plan import Boot, Plan, Trial, make_plan
 from kpad_bench.progress import Progress, Style, make_progress
 from kpad_bench.reading import AnyServer
 from kpad_bench.schema import MUST_MATCH, OK
@@ -198,10 +199,12 @@ def results_lock(out: Path) -> Iterator[None]:
 
 
 def open_run(resolved: Resolved, plan: Plan, options: Options, facts: Mapping[str, Any]) -> RunFolder:
-    """The newest run of this very plan, or a new one."""
+    """The newest run of this very plan (and of this attached server), or a new one."""
     sweep_folder = options.out / resolved.config.sweep
-    for folder in [] if options.fresh else find_runs(sweep_folder):
-        if folder.read_manifest().get("plan_digest") == plan.digest:
+    attached_to = options.attach and options.attach.rpartition("@")[2].rstrip("/")  # no user, no password
+    for folder in [] if options.fresh else find_runs(sweep_folder)[::-1]:
+        manifest = folder.read_manifest()
+        if (manifest.get("plan_digest"), manifest.get("attached_to")) == (plan.digest, attached_to):
             return folder
     folder = RunFolder.create(new_run_path(sweep_folder))
     folder.write_manifest(
@@ -209,6 +212,7 @@ def open_run(resolved: Resolved, plan: Plan, options: Options, facts: Mapping[st
             "sweep": plan.sweep,
             "run_id": folder.run_id,
             "plan_digest": plan.digest,
+            "attached_to": attached_to,
             "created_at": utc_now().isoformat(),
             "design": {"rounds": resolved.config.rounds, "kind": "fixed"},
             "config": without_secrets(resolved.model_dump(mode="json")),

@@ -152,6 +152,17 @@ def test_fresh_starts_a_new_run(lab: Lab) -> None:
     assert len(lab.boots()) == 2
 
 
+def test_the_newest_run_is_resumed(lab: Lab) -> None:
+    """With two runs of one plan it is the newer one that is gone on with."""
+    assert lab.sweep() == 0
+    lab.tell(boot_fail={"log": "MemoryError", "rc": 1})
+    assert lab.sweep(fresh=True) == 3
+    lab.tell()
+    assert lab.sweep() == 0
+    assert lab.row()["status"] == "ok"
+    assert len(lab.boots()) == 3
+
+
 def test_isolation_reset_needs_one_boot_per_arm(lab: Lab) -> None:
     """Corpora and repeats share a boot; before each pass the caches are emptied, and each starts cold."""
     lab.set(isolation="reset", corpora=list(CORPORA), arms=["suf", "kpad"], repeats=2)

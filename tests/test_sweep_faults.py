@@ -17,10 +17,15 @@ VAN, PADDED = {"k": None}, {"k": 4}
 
 
 @pytest.fixture(autouse=True)
-def _quick_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fake is gone at once, or never."""
-    monkeypatch.setattr(trial, "DEATH_S", 0.3)
+def _no_wait_for_orphans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fake's core never ends by itself."""
     monkeypatch.setattr(server, "ORPHAN_WAIT_S", 0.3)
+
+
+@pytest.fixture
+def no_death(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests fail and the server is not going to die: no long wait for that."""
+    monkeypatch.setattr(trial, "DEATH_S", 0.2)
 
 
 def by_arm(lab: Lab) -> dict[str, dict[str, Any]]:
@@ -195,6 +200,7 @@ def test_missing_metrics_leave_nulls(lab: Lab, faults: dict[str, Any]) -> None:
     assert row["uniform_share_decode"] == 1.0
 
 
+@pytest.mark.usefixtures("no_death")
 @pytest.mark.parametrize(
     ("faults", "reason", "text"),
     [
@@ -219,16 +225,18 @@ def test_a_pass_that_brings_nothing_is_failed(
         assert row["n_failed"] < 4, "stopped once the first request of every slot had failed"
 
 
+@pytest.mark.usefixtures("no_death")
 def test_a_stalled_pass_ends(lab: Lab) -> None:
     """Silence on all requests ends the pass as stalled, and the next cell is measured."""
     lab.tell((PADDED, {"stall_after_tokens": 3, "fault_requests": [3, 4, 5, 6]}))
-    lab.set(**VAN_AND_PADDED, thresholds={"stalled_s": 0.6})
+    lab.set(**VAN_AND_PADDED, thresholds={"stalled_s": 1.5})
     assert lab.sweep() == 3
     rows = by_arm(lab)
     assert (rows["kpad"]["status"], rows["kpad"]["reason"]) == ("failed", "stalled")
     assert rows["van"]["status"] == "ok"
 
 
+@pytest.mark.usefixtures("no_death")
 @pytest.mark.parametrize(("share", "status"), [(0.7, "ok"), (0.99, "invalid")])
 def test_the_success_share_decides(lab: Lab, share: float, status: str) -> None:
     """One failed request of four is a row of its own; its tokens do not count as throughput."""

@@ -230,6 +230,17 @@ def test_attach(lab: Lab, boot: Boots) -> None:
     assert fake.ask("/health")[0] == 200
 
 
+def test_an_attached_run_is_a_run_of_its_own(lab: Lab, boot: Boots) -> None:
+    """What was measured on a server of somebody else does not make a booted trial done, nor the other way."""
+    assert lab.sweep() == 0
+    host, port = boot(on_tcp=True).address
+    assert lab.sweep(attach=f"http://{host}:{port}") == 0
+    assert lab.row()["server_argv"] == []
+    assert len(list(lab.out.glob("lab/*/manifest.json"))) == 2
+    assert lab.sweep() == 0
+    assert len(lab.boots()) == 1
+
+
 def test_attach_that_dies(lab: Lab, boot: Boots, monkeypatch: pytest.MonkeyPatch) -> None:
     """An attached server that goes away is a failed row, not the end."""
     monkeypatch.setattr(trial, "DEATH_S", 0.3)
