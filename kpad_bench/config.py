@@ -71,6 +71,8 @@ class Arm(Frozen):
     speculation: Literal["none", "suffix"] = "none"
     k: PositiveInt | Literal["sweep"] | None = None
     pad: bool = False
+    #: what a free slot holds: auto, last (the last sampled token), -1 (CUDA only) or a token id
+    pad_token: Literal["auto", "last"] | Annotated[int, Field(ge=-1, strict=True)] = "auto"
     cudagraph_mode: str | None = None
     suffix: dict[str, float | int] = {}
     extra_args: tuple[str, ...] = ()
@@ -166,7 +168,10 @@ class Server(Frozen):
     max_model_len: PositiveInt
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
     cudagraph_mode: str | None = None
+    #: common: exact decode sizes under one ceiling for all arms (capture.py). vllm: its own list
+    capture_sizes: Literal["common", "vllm"] = "common"
     max_num_seqs: PositiveInt | None = None
+    max_num_batched_tokens: PositiveInt | None = None
     dtype: str | None = None
     extra_args: tuple[str, ...] = ()
     env: dict[str, str] = {}

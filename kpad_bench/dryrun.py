@@ -7,12 +7,13 @@ import shlex
 from dataclasses import asdict
 from typing import Any
 
+from kpad_bench.argv import MODEL_DIR, plan_warnings
 from kpad_bench.config import Resolved
 from kpad_bench.corpus import frozen_digest
 from kpad_bench.errors import UsageError
 from kpad_bench.launch import shown_env
 from kpad_bench.models import models_dir
-from kpad_bench.plan import MODEL_DIR, Boot, Cell, Plan, make_plan, plan_warnings
+from kpad_bench.plan import Boot, Cell, Plan, make_plan
 
 
 def describe(resolved: Resolved, cell_id: str | None, output_format: str) -> str:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kpad_bench.argv import MODEL_DIR, PORT, PYTHON, SOCKET
 from kpad_bench.errors import HostError
 from kpad_bench.hostcpu import format_cpu_list
-from kpad_bench.plan import MODEL_DIR, PORT, PYTHON, SOCKET
 
 #: Variables a server may inherit; everything else is set by the harness or not there.
 INHERITED = (

@@ -1,7 +1,6 @@
 """What a sweep will do, in order: pure, and the same for the same inputs.
 
-Config + corpus digests -> cells, and blocks of boots of trials. Knows how a server's argv and
-environment are written; never looks at a GPU, a file or a clock.
+Config + corpus digests -> cells, and blocks of boots of trials. Never looks at a GPU, a file or a clock.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kpad_bench.config import VLLM_SUFFIX_DEFAULTS, Arm, Load, ModelEntry, Resolved, Server
+from kpad_bench.argv import arm_env, refusals, server_argv, server_env, server_flags
+from kpad_bench.capture import capture_sizes, common_ceiling
+from kpad_bench.config import Load, Resolved, Server
 from kpad_bench.errors import UsageError
 
 #: Part of every cell_id. Raise it when a change here can change a measured number.
 IDENTITY_RULE = 1
-#: Stand-ins in an argv that only the boot can fill.
-SOCKET, PORT, PYTHON, MODEL_DIR = "{socket}", "{port}", "{python}", "{models}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +98,8 @@ class Plan:
 def make_plan(resolved: Resolved, digests: Mapping[str, str | None]) -> Plan:
     """Order the sweep. ``digests``: corpus -> digest of its frozen prompts, None where not frozen."""
     _check_names(resolved)
+    if refused := list(refusals(resolved)):
+        raise UsageError("\n".join(refused))
     cells = tuple(_cells(resolved, digests))
     blocks = tuple(_blocks(resolved, cells))
     order = [[boot.boot_id, *(trial.trial_id for trial in boot.trials)] for b in blocks for boot in b.boots]
@@ -133,7 +134,8 @@ def _cells(resolved: Resolved, digests: Mapping[str, str | None]) -> Iterator[Ce
             load = config.load.resolve(corpus, entry.load_class)
             _check_room(config.server, load, f"{model} on {corpus}")
             for spec, arm, k in arm_variants(resolved):
-                identity = cell_identity(model, entry, resolved.arms[spec], k, config.server)
+                sizes = graph_sizes(resolved, model, k)
+                identity = cell_identity(model, resolved, spec, k, sizes)
                 identity |= {"corpus": corpus, "digest": digests.get(corpus), "load": load.model_dump()}
                 suffix = _sha256({**identity, "isolation": config.isolation})[:10]
                 label = arm if k is None else f"{arm}@{k}"
@@ -149,15 +151,48 @@ def _check_room(server: Server, load: Load, where: str) -> None:
         )
 
 
-def cell_identity(model: str, entry: ModelEntry, arm: Arm, k: int | None, server: Server) -> dict[str, Any]:
+def cell_identity(
+    model: str, resolved: Resolved, spec: str, k: int | None, sizes: list[int] | None
+) -> dict[str, Any]:
     """Everything of the server that can change the number; no path, port, timeout or CPU set."""
+    entry, arm, server = resolved.models[model], resolved.arms[spec], resolved.config.server
     return {
         "rule": IDENTITY_RULE,
         "model": entry.hf_id or model,
         "revision": entry.revision,
-        "flags": server_flags(entry, arm, k, server),
+        "flags": server_flags(entry, arm, k, server, sizes),
         "env": sorted({**server.env, **entry.env, **arm_env(arm)}.items()),
     }
+
+
+def graph_sizes(resolved: Resolved, model: str, k: int | None) -> list[int] | None:
+    """Capture sizes of one server variant; None where vLLM chooses them.
+
+    One ceiling for all arms, from the widest decode step of any of them, so that admission steps do not
+    go eager in one arm and not in another. Raises UsageError when a decode step would be trimmed.
+    """
+    config = resolved.config
+    load_class = resolved.models[model].load_class
+    concurrency = max(config.load.resolve(corpus, load_class).concurrency for corpus in config.corpora)
+    ks = [found for _, _, found in arm_variants(resolved) if found is not None]
+    _check_width(config.server, concurrency, max([0, *ks]), model)
+    if config.server.capture_sizes == "vllm" or config.server.cudagraph_mode is None:
+        return None
+    return capture_sizes(k, concurrency, common_ceiling(concurrency, ks))
+
+
+def _check_width(server: Server, concurrency: int, largest_k: int, where: str) -> None:
+    if server.max_num_seqs is not None and server.max_num_seqs < concurrency:
+        raise UsageError(
+            f"{where}: server.max_num_seqs {server.max_num_seqs} is below the concurrency {concurrency}: "
+            "requests would wait for a slot; raise it, or set it to null"
+        )
+    width = concurrency * (1 + largest_k)
+    if server.max_num_batched_tokens is not None and server.max_num_batched_tokens < width:
+        raise UsageError(
+            f"{where}: server.max_num_batched_tokens {server.max_num_batched_tokens} is below a decode step "
+            f"of {concurrency} x (1 + {largest_k}) = {width} tokens: drafts would be trimmed; raise it"
+        )
 
 
 def _blocks(resolved: Resolved, cells: tuple[Cell, ...]) -> Iterator[Block]:
@@ -200,105 +235,17 @@ def _boot(resolved: Resolved, block_id: str, number: int, cells: list[Cell], ord
         for cell in cells[turn:] + cells[:turn]
         for repeat in range(1, config.repeats + 1)
     )
-    argv = server_argv(boot_id, entry, arm, first.k, config.server)
+    argv = server_argv(
+        boot_id, entry, arm, first.k, config.server, graph_sizes(resolved, first.model, first.k)
+    )
     env = server_env(entry, arm, config.server)
     return Boot(boot_id, first.model, first.arm, first.k, argv, tuple(sorted(env.items())), trials)
-
-
-def server_argv(boot_id: str, entry: ModelEntry, arm: Arm, k: int | None, server: Server) -> tuple[str, ...]:
-    """The server's command line. ``{python}``, ``{models}`` and ``{socket}`` are filled at boot."""
-    model = entry.hf_id or _local_model(entry.local or "")
-    where = ("--uds", SOCKET) if server.port is None else ("--host", "127.0.0.1", "--port", PORT)
-    revision = ("--revision", entry.revision) if entry.hf_id and entry.revision else ()
-    return (
-        *server.launcher, "--model", model, *revision,
-        "--served-model-name", served_name(boot_id), *where,
-        *server_flags(entry, arm, k, server),
-    )  # fmt: skip
-
-
-def served_name(boot_id: str) -> str:
-    """The model name a boot answers to, so that an orphan with the same model is not mistaken for it."""
-    return f"kpad-{boot_id}"
-
-
-def server_flags(entry: ModelEntry, arm: Arm, k: int | None, server: Server) -> list[str]:
-    """The flags that can change the number."""
-    flags = [
-        "--tensor-parallel-size",
-        str(entry.tensor_parallel),
-        "--max-model-len",
-        str(server.max_model_len),
-    ]
-    flags += ["--generation-config", "vllm", "--seed", "0"]
-    if server.gpu_memory_utilization is not None:
-        flags += ["--gpu-memory-utilization", str(server.gpu_memory_utilization)]
-    if server.max_num_seqs is not None:
-        flags += ["--max-num-seqs", str(server.max_num_seqs)]
-    if server.dtype is not None:
-        flags += ["--dtype", server.dtype]
-    if entry.trust_remote_code:
-        flags.append("--trust-remote-code")
-    mode = arm.cudagraph_mode or server.cudagraph_mode
-    if mode is not None:
-        flags += ["--compilation-config", _json({"cudagraph_mode": mode})]
-    if arm.speculation == "suffix":
-        flags += [
-            "--speculative-config",
-            _json({"method": "suffix", "num_speculative_tokens": k, **arm.suffix}),
-        ]
-    return [*flags, *server.extra_args, *entry.extra_args, *entry.optional_args, *arm.extra_args]
-
-
-def arm_env(arm: Arm) -> dict[str, str]:
-    """Variables that make the arm what it is."""
-    return {**arm.env, **({"VLLM_SUFFIX_PAD_UNIFORM": "1"} if arm.pad else {})}
-
-
-def server_env(entry: ModelEntry, arm: Arm, server: Server) -> dict[str, str]:
-    """What the harness sets on top of the few variables a server inherits."""
-    fixed = {
-        "VLLM_PLUGINS": "kpad",
-        "ARCTIC_INFERENCE_ENABLED": "0",
-        "VLLM_SERVER_DEV_MODE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "TZ": "UTC",
-    }
-    offline = {"HF_HUB_OFFLINE": "1"} if entry.local else {}
-    return {**fixed, **offline, **server.env, **entry.env, **arm_env(arm)}
-
-
-def suffix_settings(arm: Arm) -> dict[str, float | int | None]:
-    """Suffix tree settings in force, as columns of the trials table; all None without speculation."""
-    merged = {**VLLM_SUFFIX_DEFAULTS, **arm.suffix}
-    none = arm.speculation == "none"
-    return {
-        name.replace("suffix_decoding_", "suffix_"): None if none else value for name, value in merged.items()
-    }
-
-
-def plan_warnings(arm: Arm, k: int | None) -> list[str]:
-    """Doubts that hold before anything ran."""
-    depth = int({**VLLM_SUFFIX_DEFAULTS, **arm.suffix}["suffix_decoding_max_tree_depth"])
-    if k is None or k <= depth // 2:
-        return []
-    return [
-        f"k {k}: a tree of depth {depth} caps drafts near {depth // 2} tokens when match and draft share it"
-    ]
-
-
-def _local_model(local: str) -> str:
-    return local if local.startswith("/") else f"{MODEL_DIR}/{local}"
 
 
 def _safe(name: str) -> str:
     """A model name as part of an id: [A-Za-z0-9._-] only."""
     text = name.rstrip("/").rsplit("/", 1)[-1] if name.startswith(("/", ".", "~")) else name
     return "".join(c if (c.isascii() and c.isalnum()) or c in "._-" else "-" for c in text)
-
-
-def _json(value: Mapping[str, Any]) -> str:
-    return json.dumps(value, separators=(",", ":"))
 
 
 def _sha256(value: Any) -> str:

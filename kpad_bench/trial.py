@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kpad_bench.argv import plan_warnings, suffix_settings
 from kpad_bench.config import Arm, Resolved
 from kpad_bench.corpus import FrozenCorpus
 from kpad_bench.counters import delta, snapshot
@@ -18,7 +19,7 @@ from kpad_bench.drive import Progress as PassProgress
 from kpad_bench.errors import ServerError
 from kpad_bench.launch import shown_argv, shown_env
 from kpad_bench.metrics import request_rows, trial_columns
-from kpad_bench.plan import Boot, Cell, Trial, plan_warnings, suffix_settings
+from kpad_bench.plan import Boot, Cell, Trial
 from kpad_bench.progress import Progress
 from kpad_bench.prompt import Prompt
 from kpad_bench.reading import (

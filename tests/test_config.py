@@ -135,7 +135,7 @@ def test_an_unreadable_file_is_told_with_the_way_out(tmp_path, name):
         ({"arm": ["van"]}, "arm: unknown key; allowed here: arms, corpora, cpus"),
         (
             {"server": {**SMALL["server"], "maxlen": 3}},
-            "server.maxlen: unknown key; allowed here: cudagraph_mode",
+            "server.maxlen: unknown key; allowed here: capture_sizes",
         ),
         ({"define_arms": ["van"]}, "define_arms: ['van']: expected a mapping of names"),
         ({"define_arms": {"a/b": {}}}, "define_arms: 'a/b': an arm's name has letters"),

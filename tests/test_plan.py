@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kpad_bench.argv import plan_warnings, server_argv, server_env, suffix_settings
 from kpad_bench.config import Arm, Cpus, LoadConfig, ModelEntry, Resolved, Server, SweepConfig
 from kpad_bench.configfile import find_config, load_arms, load_sweep
 from kpad_bench.errors import UsageError
-from kpad_bench.plan import make_plan, plan_warnings, server_argv, server_env, suffix_settings
+from kpad_bench.plan import make_plan
 
 ARMS = load_arms()
 LOAD = LoadConfig(concurrency=4, n_prompts=8, max_tokens=64, temperature=0)
