@@ -14,7 +14,7 @@ import asyncio
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from kpad_bench.drive import Target, post_json
 from kpad_bench.endpoint import CHAT
 from kpad_bench.equality import Answer
 from kpad_bench.errors import ServerError
+from kpad_bench.frequency import N_TOKENS
 from kpad_bench.prompt import Prompt
 from kpad_bench.reading import Reading, deltas_of, has_graphs, messages
 
@@ -32,6 +33,8 @@ REQUEST_TIMEOUT_S = 1200.0
 #: Share of decode-only steps that must be uniform in a padded arm: what the main job demands too.
 UNIFORM_SHARE = 0.9
 _ID = "token_id:"
+#: Prompts that are sampled from at temperature 1.
+N_SAMPLED_PROMPTS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,8 @@ class Answered:
     boot_s: float
     log: str
     vllm_version: str | None
+    #: prompt id -> samples at temperature 1, each the first token ids of one answer
+    samples: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
 
 
 async def greedy_answers(
@@ -78,6 +83,26 @@ async def greedy_answers(
             return read_answer(prompt.prompt_id, await post_json(target, CHAT, body, REQUEST_TIMEOUT_S))
 
     return tuple(await asyncio.gather(*(one(prompt) for prompt in prompts)))
+
+
+async def sampled_answers(
+    target: Target, prompts: Sequence[Prompt], n_samples: int, concurrency: int
+) -> dict[str, list[list[int]]]:
+    """The first ids of ``n_samples`` answers at temperature 1 to each of the first prompts; seeds from 0."""
+    places = asyncio.Semaphore(concurrency)
+
+    async def one(prompt: Prompt, seed: int) -> list[int]:
+        async with places:
+            body = greedy_body(target.model, prompt, N_TOKENS) | {"temperature": 1.0, "seed": seed}
+            answer = await post_json(target, CHAT, body, REQUEST_TIMEOUT_S)
+            return list(read_answer(prompt.prompt_id, answer).token_ids)
+
+    if not n_samples:
+        return {}
+    return {
+        prompt.prompt_id: list(await asyncio.gather(*(one(prompt, seed) for seed in range(n_samples))))
+        for prompt in prompts[:N_SAMPLED_PROMPTS]
+    }
 
 
 def greedy_body(model: str, prompt: Prompt, max_tokens: int) -> dict[str, Any]:
@@ -165,7 +190,7 @@ def save(answered: Answered, path: Path) -> None:
     os.replace(part, path)
 
 
-def load(path: Path, identity: str) -> Answered | None:
+def kept_answers(path: Path, identity: str) -> Answered | None:
     """Answers saved before; None when there are none, or they are of something else."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))

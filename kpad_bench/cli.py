@@ -153,6 +153,9 @@ def verify(  # noqa: PLR0913, PLR0917 one parameter per option
     strict: Annotated[
         bool, typer.Option("--strict", help="VLLM_BATCH_INVARIANT=1: any difference counts. GPU only.")
     ] = False,
+    samples: Annotated[
+        int, typer.Option(min=0, help="Answers at temperature 1, for the frequency of tokens. GPU only.")
+    ] = 0,
     output_format: Annotated[str, typer.Option("--format", help="table or json.")] = "table",
     out: Annotated[
         Path | None, typer.Option(help="Folder of logs and answers; answers there are not asked again.")
@@ -161,13 +164,14 @@ def verify(  # noqa: PLR0913, PLR0917 one parameter per option
     """Compare padded output with unpadded, beside the noise floor; exit 5 when it can be told apart."""
     _one_of("--format", output_format, ("table", "json"))
     from kpad_bench.errors import CheckFailed
-    from kpad_bench.verify import Asked, run_verify
+    from kpad_bench.verify import run_verify
+    from kpad_bench.verify_plan import Asked
     from kpad_bench.verify_report import as_json, as_table
 
     asked = Asked(
         config=config, model=model, corpus=corpus, arms=tuple(arm or ["kpad"]),
         k=None if k is None else tuple(_parse_ks(k)), n_prompts=n_prompts, max_tokens=max_tokens,
-        concurrency=concurrency, strict=strict, out=out,
+        concurrency=concurrency, strict=strict, samples=samples, out=out,
     )  # fmt: skip
     report = run_verify(asked, _say)
     _emit(as_json(report) if output_format == "json" else as_table(report))

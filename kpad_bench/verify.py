@@ -10,14 +10,22 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kpad_bench.answers import Answered, doubts, greedy_answers, load, padding_of, save
+from kpad_bench.answers import (
+    Answered,
+    doubts,
+    greedy_answers,
+    kept_answers,
+    padding_of,
+    sampled_answers,
+    save,
+)
+from kpad_bench.argv import served_name, server_argv, server_env
 from kpad_bench.config import Load, Resolved
-from kpad_bench.configfile import find_config, load_sweep
 from kpad_bench.corpus import FrozenCorpus, open_frozen
 from kpad_bench.drive import run
 from kpad_bench.equality import (
@@ -32,51 +40,20 @@ from kpad_bench.equality import (
     slips,
 )
 from kpad_bench.errors import HostError, ServerError, UsageError
+from kpad_bench.frequency import Frequencies, frequencies, is_different, least
 from kpad_bench.launch import Launch, pinned
 from kpad_bench.models import models_dir
-from kpad_bench.plan import Cell, arm_variants, cell_identity, served_name, server_argv, server_env
+from kpad_bench.plan import Cell, cell_identity, graph_sizes
 from kpad_bench.prompt import Prompt
 from kpad_bench.reading import read, unfit_prompts
 from kpad_bench.server import Server, boot
 from kpad_bench.sweep import cpu_sets, expected_vllm, terminable, utc_now
 from kpad_bench.trial import DEATH_S, TRY_S, target_of
+from kpad_bench.verify_plan import Asked, Pass, load_of, must_be_exact, passes_of, resolve
 from kpad_bench.verify_report import PaddedArm, Report, floor_doubts
 
-#: A check of equality needs no long pass: the published one compared 32 texts.
-N_PROMPTS, MAX_TOKENS = 32, 256
-BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"
-NOT_DONE = (
-    "the frequency of tokens at temperature 1 (on a CPU build it would be wrong: speculation there "
-    "samples wrong tokens)",
-)
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What ``verify`` is asked for; None is what the configuration says."""
-
-    config: str
-    model: str | None = None
-    corpus: str | None = None
-    arms: tuple[str, ...] = ("kpad",)
-    k: tuple[int, ...] | None = None
-    n_prompts: int | None = None
-    max_tokens: int | None = None
-    concurrency: int | None = None
-    strict: bool = False
-    #: Folder of logs and answers; answers that lie there are not asked for again.
-    out: Path | None = None
-
-
-@dataclass(frozen=True)
-class Pass:
-    """One boot and the order in which it is asked."""
-
-    name: str
-    spec: str
-    arm: str
-    k: int | None
-    is_reversed: bool = False
+NO_FREQUENCIES = "the frequency of tokens at temperature 1; on a GPU: --samples 2000"
+FLOOR_DIFFERS = "unpadded arms draw tokens with different frequencies: that test says nothing here"
 
 
 @dataclass(frozen=True)
@@ -91,6 +68,7 @@ class Job:
     say: Callable[[str], None]
     cpus: frozenset[int] | None = None
     passes: tuple[Pass, ...] = field(default=())
+    n_samples: int = 0
 
     @property
     def model(self) -> str:
@@ -110,7 +88,8 @@ def run_verify(asked: Asked, say: Callable[[str], None]) -> Report:
     version = expected_vllm(resolved, None)
     server_cpus, client_cpus = cpu_sets(resolved.config.cpus, None)
     out = asked.out or Path("results") / "verify" / utc_now().strftime("%Y%m%dT%H%M%SZ")
-    job = Job(resolved, corpus, load_of(resolved, asked), version, out, say, server_cpus, passes_of(resolved))
+    load, passes = load_of(resolved, asked), passes_of(resolved)
+    job = Job(resolved, corpus, load, version, out, say, server_cpus, passes, asked.samples)
     if not job.prompts:
         raise HostError(f"corpus {corpus.name}: no prompt to measure with; freeze another one")
     say(f"{len(job.passes)} boots; logs and answers go to {out}")
@@ -119,57 +98,11 @@ def run_verify(asked: Asked, say: Callable[[str], None]) -> Report:
     return report(job, answered)
 
 
-def resolve(asked: Asked) -> Resolved:
-    """The configuration with one model, one corpus, the padded arms, and the unpadded ones beside them."""
-    given: dict[str, Any] = {"load.temperature": 0, "arms": list(asked.arms)}
-    given |= {} if asked.k is None else {"k": list(asked.k)}
-    given |= {} if asked.model is None else {"models": [asked.model]}
-    given |= {} if asked.corpus is None else {"corpora": [asked.corpus]}
-    given |= {f"server.env.{BATCH_INVARIANT}": "1"} if asked.strict else {}
-    path = find_config(asked.config)
-    padded = load_sweep(path, given)
-    if asked.strict and padded.config.server.platform == "cpu":
-        raise UsageError(
-            f"--strict: {BATCH_INVARIANT}=1 needs kernels of a GPU; on a CPU use server.dtype float32, "
-            "which is exact by itself"
-        )
-    unpadded = [spec for spec, arm in padded.arms.items() if not arm.pad]
-    if unpadded:
-        raise UsageError(f"--arm: {', '.join(unpadded)}: not padded; name padded arms, like kpad or kfill@8")
-    largest_k = max(k for _, _, k in arm_variants(padded) if k is not None)
-    given["models"], given["corpora"] = padded.config.models[:1], padded.config.corpora[:1]
-    given["arms"] = ["van", f"suf@{largest_k}", *padded.arms]
-    return load_sweep(path, given)
-
-
-def load_of(resolved: Resolved, asked: Asked) -> Load:
-    """Greedy, and no longer than a check needs unless more is asked for."""
-    entry = resolved.models[resolved.config.models[0]]
-    configured = resolved.config.load.resolve(resolved.config.corpora[0], entry.load_class)
-    return configured.model_copy(
-        update={
-            "temperature": 0.0,
-            "n_prompts": asked.n_prompts or min(configured.n_prompts, N_PROMPTS),
-            "max_tokens": asked.max_tokens or min(configured.max_tokens, MAX_TOKENS),
-            "concurrency": asked.concurrency or configured.concurrency,
-        }
-    )
-
-
-def passes_of(resolved: Resolved) -> tuple[Pass, ...]:
-    """No speculation, unpadded at the largest K, the padded arms, and unpadded again in reverse order."""
-    found = [
-        Pass(arm if k is None else f"{arm}@{k}", spec, arm, k) for spec, arm, k in arm_variants(resolved)
-    ]
-    suf = found[1]
-    return (*found, Pass(f"{suf.name} again", suf.spec, suf.arm, suf.k, is_reversed=True))
-
-
 def answer(job: Job, one: Pass) -> Answered:
     """One boot's answers, or those it gave before under the same identity."""
     path = job.out / "answers" / f"{one.name.replace(' ', '-')}.json"
     identity = identity_of(job, one)
-    before = load(path, identity)
+    before = kept_answers(path, identity)
     if before is not None:
         job.say(f"kept    {one.name}: {path}")
         return before
@@ -185,12 +118,13 @@ def answer(job: Job, one: Pass) -> Answered:
 
 def identity_of(job: Job, one: Pass) -> str:
     """Hash of everything that may change the answers."""
-    config, entry = job.resolved.config, job.resolved.models[job.model]
-    record = cell_identity(job.model, entry, job.resolved.arms[one.spec], one.k, config.server) | {
+    sizes = graph_sizes(job.resolved, job.model, one.k)
+    record = cell_identity(job.model, job.resolved, one.spec, one.k, sizes) | {
         "digest": job.corpus.digest,
         "load": job.load.model_dump(),
         "vllm": job.vllm_version,
         "order": one.is_reversed,
+        "samples": job.n_samples,
     }
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
@@ -203,13 +137,14 @@ def _ask(job: Job, one: Pass, identity: str) -> Answered:
         before = read(server)
         answers = run(greedy_answers(target_of(server), prompts, job.load.max_tokens, job.load.concurrency))
         padding = padding_of(before, read(server))
+        samples = run(sampled_answers(target_of(server), job.prompts, job.n_samples, job.load.concurrency))
     except ServerError as error:
         is_gone = _is_gone(server, error)
         raise (server.death() if is_gone else server.error(error.cause, error.detail)) from error
     finally:
         server.stop()
     log = str(server.launch.log_path)
-    return Answered(one.name, identity, answers, padding, server.boot_s, log, job.vllm_version)
+    return Answered(one.name, identity, answers, padding, server.boot_s, log, job.vllm_version, samples)
 
 
 def _is_gone(server: Server, error: ServerError) -> bool:
@@ -228,7 +163,9 @@ def launch_of(job: Job, one: Pass, identity: str) -> Launch:
     config, entry = job.resolved.config, job.resolved.models[job.model]
     arm, boot_id = job.resolved.arms[one.spec], f"v{identity[:12]}"
     return Launch(
-        argv=server_argv(boot_id, entry, arm, one.k, config.server),
+        argv=server_argv(
+            boot_id, entry, arm, one.k, config.server, graph_sizes(job.resolved, job.model, one.k)
+        ),
         env=server_env(entry, arm, config.server),
         served_name=served_name(boot_id),
         log_path=job.out / "logs" / f"{one.name.replace(' ', '-')}.log",
@@ -256,6 +193,9 @@ def report(job: Job, answered: Sequence[Answered]) -> Report:
     dtype = job.resolved.config.server.dtype
     rule = Rule(near_tie_limit(floor, dtype), must_be_exact(job.resolved), ALPHA / len(padded))
     n_floor_slips = max(len(list(slips(one.answers))) for one in (van, suf, again))
+    floor_differs = any(
+        is_different(frequencies(suf.samples, one.samples, rule.alpha), rule.alpha) for one in (van, again)
+    )
     n_workers = job.resolved.models[job.model].tensor_parallel
     arms = []
     for one, done in zip(job.passes[2:], padded, strict=False):
@@ -263,21 +203,29 @@ def report(job: Job, answered: Sequence[Answered]) -> Report:
         counted: Sequence[Slip] = own if len(own) > n_floor_slips else ()
         against = _compare(suf, done)
         judgement = judge(against, counted, floor, rule)
+        drawn = tuple(frequencies(suf.samples, done.samples, rule.alpha))
         reasons = dict(doubts(done.padding, one.k, n_workers)) | dict(judgement.reasons)
-        arms.append(PaddedArm(done, against, _compare(van, done), own, Judgement(reasons, judgement.p_value)))
+        reasons |= {} if floor_differs else dict(_frequency_doubts(drawn, rule))
+        judgement = Judgement(reasons, judgement.p_value)
+        arms.append(PaddedArm(done, against, _compare(van, done), own, judgement, drawn))
     warnings = tuple(floor_doubts(floor, rule, n_floor_slips, (van, suf, again)))
-    return Report(_what(job, dtype), rule, floor, (van, suf, again), tuple(arms), warnings, NOT_DONE)
+    warnings += (FLOOR_DIFFERS,) if floor_differs else ()
+    not_done = () if job.n_samples else (NO_FREQUENCIES,)
+    return Report(_what(job, dtype), rule, floor, (van, suf, again), tuple(arms), warnings, not_done)
+
+
+def _frequency_doubts(drawn: Sequence[Frequencies], rule: Rule) -> Iterator[tuple[str, str]]:
+    if is_different(drawn, rule.alpha):
+        worst = least(drawn)
+        yield (
+            "frequencies_differ",
+            f"at temperature 1 tokens at position {worst.position} of {worst.prompt_id} are drawn with other "
+            f"frequencies (chi-square p = {worst.p_value:.2g}, {len(drawn)} tests share {rule.alpha:.2g})",
+        )
 
 
 def _compare(base: Answered, other: Answered) -> Comparison:
     return compare(base.name, base.answers, other.name, other.answers)
-
-
-def must_be_exact(resolved: Resolved) -> bool:
-    """float32 on the CPU, or batch-invariant kernels: the shape of a batch does not change a result."""
-    server = resolved.config.server
-    is_plain = server.platform == "cpu" and server.dtype == "float32"
-    return is_plain or server.env.get(BATCH_INVARIANT) == "1"
 
 
 def _what(job: Job, dtype: str | None) -> Mapping[str, Any]:

@@ -18,6 +18,7 @@ from kpad_bench.equality import (
     Rule,
     Slip,
 )
+from kpad_bench.frequency import POWER, Frequencies, least
 
 #: Places shown of one arm; the JSON has them all.
 N_PLACES = 5
@@ -36,6 +37,7 @@ class PaddedArm:
     against_van: Comparison
     slips: tuple[Slip, ...]
     judgement: Judgement
+    frequencies: tuple[Frequencies, ...] = ()
 
     @property
     def is_same(self) -> bool:
@@ -126,7 +128,7 @@ def as_table(report: Report) -> str:
     lines += _aligned([_COLUMNS, *rows])
     lines += ["", *_limits(report)]
     for arm in report.arms:
-        lines += _places(arm, report.rule)
+        lines += [*_places(arm, report.rule), *_frequencies(arm)]
     lines += [f"warning: {text}" for text in report.warnings]
     lines += [f"not done: {text}" for text in report.not_done]
     return "\n".join([*lines, "", report.verdict()])
@@ -167,6 +169,18 @@ def _places(arm: PaddedArm, rule: Rule) -> Iterator[str]:
         yield f"{arm.answered.name} {sort}: {_place(found)}"
     if len(ordered) > N_PLACES:
         yield f"{arm.answered.name}: {len(ordered) - N_PLACES} more in --format json"
+
+
+def _frequencies(arm: PaddedArm) -> Iterator[str]:
+    """The frequencies of sampled tokens, with what the test could have seen."""
+    if arm.frequencies:
+        worst = least(arm.frequencies)
+        sizes = [one.found_from for one in arm.frequencies if one.found_from is not None]
+        seen = f"; finds a distance of {max(sizes):.2g} in {POWER:.0%} of the cases" if sizes else ""
+        yield (
+            f"{arm.answered.name} at temperature 1: {len(arm.frequencies)} tests, "
+            f"least p = {worst.p_value:.2g}{seen}"
+        )
 
 
 def _place(found: Divergence) -> str:
@@ -218,6 +232,7 @@ def _arm(arm: PaddedArm, rule: Rule) -> dict[str, Any]:
         "p_value": arm.judgement.p_value,
         "against_suf": _comparison(arm.against_suf, rule),
         "against_van": _comparison(arm.against_van, rule),
+        "frequencies": [one._asdict() for one in arm.frequencies],
         "n_not_greedy": len(arm.slips),
         "not_greedy": [slip._asdict() for slip in arm.slips[:100]],
     }

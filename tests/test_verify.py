@@ -13,7 +13,8 @@ from conftest import DEADLINE_S, Lab
 
 from kpad_bench.answers import read_answer
 from kpad_bench.errors import HostError, ServerError, UsageError
-from kpad_bench.verify import Asked, run_verify
+from kpad_bench.verify import run_verify
+from kpad_bench.verify_plan import Asked
 from kpad_bench.verify_report import Report, as_json, as_table
 
 TOKENS = "/v1/chat/completions"
@@ -197,6 +198,27 @@ def test_the_strict_run_is_refused_on_a_cpu(lab: Lab):
     """Batch-invariant kernels are the GPU's."""
     with pytest.raises(UsageError, match="--strict"):
         verify(lab, strict=True)
+
+
+def test_sampling_is_refused_on_a_cpu(lab: Lab):
+    """vLLM's CPU build samples wrong tokens with speculation."""
+    with pytest.raises(UsageError, match="--samples: vLLM's CPU build"):
+        verify(lab, samples=10)
+
+
+@pytest.mark.parametrize(("then", "reasons"), [({}, set()), ({"wrong_token_at": 2}, {"frequencies_differ"})])
+def test_frequencies_at_temperature_1_are_compared_on_a_gpu(
+    lab: Lab, then: dict[str, Any], reasons: set[str]
+):
+    """Beside the greedy check: the same tokens pass, other tokens fail, and no test is called not done."""
+    # A request number above 4 is a sample: the greedy answers are right.
+    lab.set(server={"platform": "cuda"}).tell(({"pads": True}, then), fault_requests=list(range(5, 90)))
+    report = verify(lab, samples=40)
+    (arm,) = record(report)["padded"]
+    assert set(arm["reasons"]) == reasons
+    assert len(arm["frequencies"]) == 6, "three positions of two prompts"
+    assert report.not_done == ()
+    assert "at temperature 1: 6 tests" in as_table(report)
 
 
 def test_prompts_without_room_are_refused_before_the_pass(lab: Lab):
