@@ -63,10 +63,9 @@ def pad_drafts(
     """
     padded = []
     for draft, sampled, left in zip(drafts, sampled_token_ids, room, strict=True):
-        missing = min(k, left) - len(draft)
-        if sampled and missing > 0:
-            pad = sampled[-1] if fixed is None else fixed
-            padded.append(draft + [pad] * missing)
+        missing = (k if left > k else left) - len(draft)
+        if missing > 0 and sampled:
+            padded.append(draft + [sampled[-1] if fixed is None else fixed] * missing)
         else:
             padded.append(draft)
     return padded

@@ -111,8 +111,7 @@ def padded_propose(original: Any, tally: Tally, pad: PadToken | None) -> Any:
         tally.drafted(request_ids, drafts)
         if pad is None:
             return drafts
-        lengths = input_batch.num_tokens_no_spec[: len(drafts)].tolist()
-        room = [self.max_model_len - length - 1 for length in lengths]
+        room = (self.max_model_len - 1 - input_batch.num_tokens_no_spec[: len(drafts)]).tolist()
         return pad_drafts(drafts, sampled_token_ids, num_speculative_tokens, room, pad.fixed)
 
     return propose
@@ -170,7 +169,7 @@ def count_step(runner: Any, start_ns: int, scheduler_output: Any, result: Any, t
     tally.dispatched(start_ns, mode, is_decode_only, scheduled)
     tally.step(
         is_decode_only=is_decode_only,
-        is_uniform=all(n == query_len for n in scheduled.values()),
+        is_uniform=set(scheduled.values()) == {query_len},
         mode=mode,
         n_requests=n_requests,
         padding=0 if mode == "NONE" else descriptor.num_tokens - n_tokens,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 MODES = ("NONE", "PIECEWISE", "FULL")
@@ -61,14 +61,14 @@ class Tally:
         self.uniform_decode_steps += is_uniform
         self.full_decode_steps += mode == "FULL"
 
-    def started(self, now_ns: int, finished: Iterable[str]) -> None:
+    def started(self, now_ns: int, finished: Collection[str]) -> None:
         """The engine begins a step: that ends the step before, whose time runs from start to start.
 
         Not timed when every request of the step before has finished: the engine may have been idle
         since.
         """
         before, self._running = self._running, None
-        if before is None or before.request_ids <= set(finished):
+        if before is None or (finished and before.request_ids <= set(finished)):
             return
         elapsed_ns = now_ns - before.start_ns
         self.timed_steps += 1
@@ -87,17 +87,19 @@ class Tally:
 
     def verified(self, scheduled: Mapping[str, Sequence[int]]) -> None:
         """Drafts that go into this step's verification: request id -> draft token ids."""
+        known, real = self.real_lengths, 0
         for request_id, draft in scheduled.items():
-            real = min(self.real_lengths.get(request_id, len(draft)), len(draft))
-            self.real_draft_tokens += real
-            self.pad_tokens += len(draft) - real
+            length = len(draft)
+            real += min(known.get(request_id, length), length)
+        self.real_draft_tokens += real
+        self.pad_tokens += sum(map(len, scheduled.values())) - real
 
     def sampled(self, request_ids: Sequence[str], sampled_token_ids: Sequence[Sequence[int]]) -> None:
         """What verification let through: accepted tokens beyond the real draft are pad hits."""
         for request_id, sampled in zip(request_ids, sampled_token_ids, strict=False):
-            real = self.real_lengths.get(request_id)
-            if real is not None:
-                self.pad_hits += max(0, len(sampled) - 1 - real)
+            if len(sampled) > 1:
+                accepted = len(sampled) - 1
+                self.pad_hits += max(0, accepted - self.real_lengths.get(request_id, accepted))
 
     def drafted(self, request_ids: Sequence[str], drafts: Sequence[Sequence[int]]) -> None:
         """The tree's own drafts of this step, before any pad.
@@ -105,7 +107,7 @@ class Tally:
         A request that sits out a step leaves the batch and comes back with its draft, so only
         ``finished`` forgets.
         """
-        self.real_lengths |= {rid: len(draft) for rid, draft in zip(request_ids, drafts, strict=False)}
+        self.real_lengths.update(zip(request_ids, map(len, drafts), strict=False))
 
     def finished(self, request_ids: Iterable[str]) -> None:
         """Forget requests that will not come back."""
