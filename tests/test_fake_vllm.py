@@ -157,3 +157,20 @@ def test_bad_requests_are_refused_as_vllm_does(
     error = json.loads(text)["error"]
     assert (code, error["code"]) == (status, status)
     assert says in error["message"]
+
+
+def test_an_answer_in_one_piece_tells_ids_and_log_probabilities(boot: Boots) -> None:
+    """Asked for both: an id per token, each the likeliest one; a scripted wrong token is the second best."""
+    asked = question("hi", 12) | {"return_token_ids": True, "logprobs": True, "stream": False}
+    right = boot(*spec(4))
+    wrong = boot(*spec(4), script={"wrong_token_at": 2, "is_own_choice": False}, on_tcp=True)
+    (ours,), (theirs,) = (json.loads(fake.ask(CHAT, asked)[1])["choices"] for fake in (right, wrong))
+    assert ours["token_ids"][:2] == theirs["token_ids"][:2]
+    assert ours["token_ids"][2] != theirs["token_ids"][2]
+    for choice, is_right in ((ours, True), (theirs, False)):
+        step = choice["logprobs"]["content"][2]
+        best = max(step["top_logprobs"], key=lambda entry: entry["logprob"])
+        assert (best["token"] == step["token"]) is is_right
+        assert step["token"] == f"token_id:{choice['token_ids'][2]}"
+    bare = json.loads(right.ask(CHAT, question("hi", 12) | {"stream": False})[1])["choices"][0]
+    assert (bare.get("token_ids"), bare["logprobs"]) == (None, None)
