@@ -43,10 +43,8 @@ def main(log_path: str, command: list[str]) -> int:
         return 1
     tell({"pid": server.pid})
     while not harness_gone(POLL_S):
-        for pid, status in reap():
-            if pid == server.pid:
-                tell({"rc": os.waitstatus_to_exitcode(status)})
-    return clean_up()
+        reap(server.pid)
+    return clean_up(server.pid)
 
 
 def stay(*_: object) -> None:
@@ -65,19 +63,18 @@ def harness_gone(timeout_s: float) -> bool:
     return bool(readable) and os.read(0, 1) == b""
 
 
-def reap() -> list[tuple[int, int]]:
-    """(pid, status) of every child that has ended, without waiting."""
-    ended = []
+def reap(server_pid: int) -> None:
+    """Take the status of every child that has ended, without waiting; tell the server's."""
     with contextlib.suppress(ChildProcessError):
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 break
-            ended.append((pid, status))
-    return ended
+            if pid == server_pid:
+                tell({"rc": os.waitstatus_to_exitcode(status)})
 
 
-def clean_up() -> int:
+def clean_up(server_pid: int) -> int:
     """Kill and reap until no child is left; 1 when some could not be killed in time.
 
     Only own children are killed, and each killed one hands its children up to us, so no pid or group
@@ -88,7 +85,7 @@ def clean_up() -> int:
         for pid in children():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        reap()
+        reap(server_pid)
         if not children():
             return 0
         time.sleep(POLL_S)

@@ -60,7 +60,9 @@ class Server:
     def poll(self) -> int | None:
         """Exit status of the API process, None while it runs."""
         stdout = self.keeper.stdout
-        while stdout is not None and self.returncode is None and select.select([stdout], [], [], 0)[0]:
+        if stdout is None or stdout.closed:
+            return self.returncode
+        while self.returncode is None and select.select([stdout], [], [], 0)[0]:
             data = os.read(stdout.fileno(), 4096)
             if not data:
                 self.returncode = -signal.SIGKILL if self.keeper.poll() is not None else self.returncode
@@ -147,7 +149,6 @@ class Server:
         return True
 
     def _release_keeper(self) -> None:
-        self.poll()
         if self.keeper.stdin is not None:
             self.keeper.stdin.close()
         try:
@@ -155,6 +156,7 @@ class Server:
         except subprocess.TimeoutExpired:
             self.keeper.kill()
             self.keeper.wait()
+        self.poll()
         if self.keeper.stdout is not None:
             self.keeper.stdout.close()
 
