@@ -176,7 +176,7 @@ def verify(  # noqa: PLR0913, PLR0917 one parameter per option
     report = run_verify(asked, _say)
     _emit(as_json(report) if output_format == "json" else as_table(report))
     if not report.is_same:
-        raise CheckFailed(report.verdict())
+        raise CheckFailed(report.summary())
 
 
 @models_app.command("fetch", epilog="Example: kpad-bench models fetch smollm2-135m")

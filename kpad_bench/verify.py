@@ -92,7 +92,7 @@ def run_verify(asked: Asked, say: Callable[[str], None]) -> Report:
     job = Job(resolved, corpus, load, version, out, say, server_cpus, passes, asked.samples)
     if not job.prompts:
         raise HostError(f"corpus {corpus.name}: no prompt to measure with; freeze another one")
-    say(f"{len(job.passes)} boots; logs and answers go to {out}")
+    say(f"{len(job.passes)} servers, one after the other; logs and answers go to {out}")
     with pinned(client_cpus), terminable():
         answered = [answer(job, one) for one in job.passes]
     return report(job, answered)

@@ -68,6 +68,11 @@ class Report:
         compared = [*self.floor, *(arm.against_suf for arm in self.arms)]
         return not any(one.divergences for one in compared)
 
+    def summary(self) -> str:
+        """The verdict without its reasons."""
+        worse = ", ".join(arm.answered.name for arm in self.arms if not arm.is_same)
+        return f"padding can be told from noise in {worse}" if worse else self.verdict()
+
     def verdict(self) -> str:
         """One sentence."""
         if not self.is_same:
@@ -186,13 +191,13 @@ def _frequencies(arm: PaddedArm) -> Iterator[str]:
 def _place(found: Divergence) -> str:
     left, right = ("the end" if t is None else f"token {t}" for t in (found.base_token, found.other_token))
     gap = "" if found.gap is None else f", top-2 gap {found.gap:.3g}"
-    behind = f"more than {gap[2:] or 'known'}" if found.behind is None else f"{found.behind:.3g}"
+    behind = ""
+    if found.base_token is not None and found.other_token is not None:
+        far = f"{found.behind:.3g} behind the unpadded arm's best" if found.behind is not None else ""
+        behind = f", {far or 'not among the likeliest of the unpadded arm'}"
     own = found.own_behind or 0.0
     slip = f", {own:.3g} behind its own arm's best: no greedy choice" if own > 0 else ""
-    return (
-        f"prompt {found.prompt_id} position {found.position}: {left} became {right}{gap}, "
-        f"{behind} behind the unpadded arm's best{slip}"
-    )
+    return f"prompt {found.prompt_id} position {found.position}: {left} became {right}{gap}{behind}{slip}"
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
