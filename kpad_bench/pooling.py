@@ -39,7 +39,12 @@ _READ = (
 #: The columns of the trials table that a best-K table is made from.
 COLUMNS = tuple(column for column in TRIALS if column.name in _READ)
 _DEFAULTS: dict[str, Any] = {"arm": "kpad", "status": OK, "round": 1}
-_NUMBERS: dict[str, Any] = {"k": "Int64", "round": "Int64", "output_tok_per_s": "float64", "full_share_decode": "float64"}
+_NUMBERS: dict[str, Any] = {
+    "k": "Int64",
+    "round": "Int64",
+    "output_tok_per_s": "float64",
+    "full_share_decode": "float64",
+}
 
 
 @dataclass
@@ -110,7 +115,7 @@ def pool(
     ``allowed`` names columns of ``COMPARABLE`` or ``SAME_CELL`` in which pooled trials may differ. Raises
     UsageError where others differ or a candidate has no trial, DataError for rows that cannot be.
     """
-    trials = _completed(rows)
+    trials = _completed(rows, {*candidates, *baselines})
     present = sorted(trials["arm"].unique())
     absent = [name for name in candidates if name not in present]
     if absent:
@@ -152,8 +157,11 @@ def _key(row: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(row[name] for name in _GROUP)
 
 
-def _completed(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows with every column that is used, of the right type; K is 0 where there is no speculation."""
+def _completed(rows: pd.DataFrame, used: Collection[str]) -> pd.DataFrame:
+    """Rows with every column that is used, of the right type; K is 0 where there is no speculation.
+
+    Only rows of arms in ``used`` have to have the K of their arm; others are not looked at further.
+    """
     missing = [name for name in ("model", "corpus", "k", "output_tok_per_s") if name not in rows]
     if missing:
         raise UsageError(f"rows without a column {', '.join(missing)}")
@@ -169,18 +177,18 @@ def _completed(rows: pd.DataFrame) -> pd.DataFrame:
     frame.loc[frame["arm"] == VAN, "k"] = 0
     frame["k"] = frame["k"].fillna(-1).astype("int64")
     frame[list(_NIGHT)] = frame[list(_NIGHT)].astype("object").fillna("")  # NaN is unlike itself in a key
-    _refuse_impossible(frame)
+    _refuse_impossible(frame, used)
     return frame
 
 
-def _refuse_impossible(frame: pd.DataFrame) -> None:
+def _refuse_impossible(frame: pd.DataFrame, used: Collection[str]) -> None:
     speed = frame["output_tok_per_s"]
     impossible = {
         "model": frame["model"].isna(),
         "corpus": frame["corpus"].isna(),
         "arm": frame["arm"].isna(),
         "status": ~frame["status"].isin(STATUSES),
-        "k": (frame["arm"] != VAN) & (frame["k"] <= 0),
+        "k": frame["arm"].isin([*used]) & (frame["arm"] != VAN) & (frame["k"] <= 0),
         "output_tok_per_s": (frame["status"] == OK) & speed.notna() & ~speed.between(0, math.inf, "neither"),
     }
     for name, bad in impossible.items():

@@ -41,6 +41,8 @@ from kpad_bench.verdict import Evidence, verdict
 
 #: The server books a request's last tokens shortly after it has sent them; a dying one takes longer.
 SETTLE_S, DEATH_S, TRY_S = 1.0, 5.0, 0.05
+#: Prompts of a pass share template and lead-in with each other; more than that was there before it.
+MOST_PREFIX_HITS = 0.5
 WARMUP_MAX_TOKENS = 64
 
 
@@ -153,8 +155,9 @@ class TrialRunner:
         doubts = plan_warnings(self._arm(cell), cell.k)
         if n_prompts < cell.load.n_prompts:
             doubts.append(f"{cell.corpus} has {n_prompts} prompts, {cell.load.n_prompts} were asked for")
-        if outcome.get("prefix_hits") and cell.load.n_prompts:
-            doubts.append(f"{outcome['prefix_hits']} prompt tokens came from the prefix cache")
+        hits, input_tokens = outcome.get("prefix_hits") or 0, outcome.get("input_tokens") or 0
+        if hits > MOST_PREFIX_HITS * input_tokens > 0:
+            doubts.append(f"{hits} of {input_tokens} prompt tokens came from the prefix cache: seen before?")
         target = self.resolved.config.server.vllm_version
         if outcome.get("vllm_version") not in (None, target):
             doubts.append(f"vLLM is {outcome['vllm_version']}, the configuration is for {target}")

@@ -406,6 +406,13 @@ def test_rows_that_cannot_be_are_refused(row, message):
         best_k(frame(row))
 
 
+def test_other_arms_without_speculation_need_no_k():
+    """A second baseline without K stands in the rows and is not part of the table."""
+    rows = frame(("kpad", 4, 2.0), ("van", None, 1.0), ("van-v1", None, 1.5))
+    row, _ = only_row(rows)
+    assert (row["best_k"], row["vs_van_pct"]) == (4, pytest.approx(100.0))
+
+
 def test_rows_need_the_four_columns():
     """A DataFrame without throughput is a usage error."""
     with pytest.raises(UsageError, match="output_tok_per_s"):
