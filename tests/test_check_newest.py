@@ -13,13 +13,13 @@ SCRIPT = Path(__file__).parent.parent / "scripts" / "check_newest.py"
 KNOWN = {
     "vllm/v1/spec_decode/suffix_decoding.py": (
         "class SuffixDecodingProposer:\n"
-        "    def propose(self, num_speculative_tokens, input_batch, sampled_token_ids, slot_mappings=None): ...\n"
+        "    def propose(self, num_speculative_tokens, input_batch, sampled_token_ids, slot_mappings): ...\n"
     ),
     "vllm/v1/worker/gpu_model_runner.py": (
         "class GPUModelRunner:\n"
         "    def execute_model(self, scheduler_output, intermediate_tensors=None): ...\n"
         "    def _determine_batch_execution_and_padding(\n"
-        "        self, num_tokens, num_reqs, num_scheduled_tokens_np, max_num_scheduled_tokens, more=1): ...\n"
+        "        self, num_tokens, num_reqs, num_scheduled_tokens_np, max_num_scheduled_tokens, a=1): ...\n"
     ),
     "vllm/v1/worker/worker_base.py": "class WorkerBase:\n    def __init__(self, vllm_config, rank): ...\n",
 }
