@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 import aiohttp
 
 from kpad_bench.config import Load
-from kpad_bench.endpoint import HEADERS, Target, get_text, post_json, refusal_text, request_body, session
+from kpad_bench.endpoint import HEADERS, Target, post_json, refusal_text, request_body, session
 from kpad_bench.prompt import Prompt
 from kpad_bench.stream import PassTrace, RawStream, Stop, read_trace
 
-__all__ = ["Limits", "Progress", "Target", "get_text", "post_json", "run", "run_pass"]
+__all__ = ["Limits", "Progress", "Target", "post_json", "run", "run_pass"]
 
 T = TypeVar("T")
 

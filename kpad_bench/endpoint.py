@@ -74,18 +74,6 @@ async def refusal_text(response: aiohttp.ClientResponse) -> str:
     return error_text(answer.get("error", answer) if isinstance(answer, dict) else answer)
 
 
-async def get_text(target: Target, path: str, timeout_s: float = 10.0) -> str | None:
-    """The body of a GET; None when there is no whole answer with status 200 in time."""
-    try:
-        async with (
-            session(target, timeout_s) as http,
-            http.get(target.base_url.rstrip("/") + path, headers=HEADERS) as response,
-        ):
-            return await response.text() if response.status == 200 else None
-    except (aiohttp.ClientError, OSError, TimeoutError):
-        return None
-
-
 async def post_json(target: Target, path: str, body: Any, timeout_s: float = 60.0) -> Any:
     """The JSON answer to a POST; None for an empty one. Raises ServerError(``control``) otherwise."""
     try:

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from kpad_bench import drive
 from kpad_bench.config import Load
-from kpad_bench.drive import Limits, Target, get_text, post_json, run, run_pass
+from kpad_bench.drive import Limits, Target, post_json, run, run_pass
 from kpad_bench.endpoint import COMPLETIONS, request_body
 from kpad_bench.errors import ServerError
 from kpad_bench.prompt import Prompt, prompt_sha256
@@ -51,7 +51,6 @@ class Server:
         app = web.Application()
         app.router.add_post("/v1/chat/completions", self.completions)
         app.router.add_post("/echo", self.echo)
-        app.router.add_get("/text", self.text)
         self.runner = web.AppRunner(app, shutdown_timeout=0, handler_cancellation=True)
         await self.runner.setup()
         await web.UnixSite(self.runner, self.path).start()
@@ -66,9 +65,6 @@ class Server:
 
     def texts(self):
         return [body["messages"][-1]["content"] for body in self.bodies]
-
-    async def text(self, request):
-        return web.Response(text="hello")
 
     async def echo(self, request):
         body = await request.text()
@@ -392,17 +388,14 @@ def test_a_bug_in_the_callback_is_not_lost(tmp_path, monkeypatch):
 
 
 def test_the_control_calls(tmp_path):
-    """Text or None; JSON, None for an empty answer, ServerError for anything else."""
+    """JSON, None for an empty answer, ServerError for anything else."""
 
     async def main():
         async with Server(tmp_path / "s") as server:
-            assert await get_text(server.target, "/text") == "hello"
-            assert await get_text(server.target, "/absent") is None
             assert await post_json(server.target, "/echo", {"a": [1]}) == {"a": [1]}
             assert await post_json(server.target, "/echo", None) is None
             with pytest.raises(ServerError, match="control: /echo answered 500"):
                 await post_json(server.target, "/echo", "no")
-        assert await get_text(server.target, "/text") is None
         with pytest.raises(ServerError, match="control: /echo"):
             await post_json(server.target, "/echo", {})
 

@@ -1,4 +1,7 @@
-"""Cache control and counters on one real padded server: what a reset undoes, and vLLM's own table."""
+"""The padded engine on real servers: the same tokens in every arm, cache control, counters against vLLM's own.
+
+One boot for each server variant, each asked the same prompts at concurrency 8 and 1.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from kpad_bench.answers import greedy_answers
 from kpad_bench.argv import served_name, server_argv, server_env
 from kpad_bench.config import Arm, Load, ModelEntry
 from kpad_bench.config import Server as ServerConfig
+from kpad_bench.configfile import load_arms
 from kpad_bench.corpus import freeze, open_frozen
 from kpad_bench.counters import Deltas
 from kpad_bench.drive import Limits, run, run_pass
@@ -22,115 +27,187 @@ from kpad_bench.models import fetch, models_dir
 from kpad_bench.prompt import Prompt
 from kpad_bench.reading import deltas_of, read
 from kpad_bench.server import Server, boot
-from kpad_bench.steps import StepDeltas, step_columns
+from kpad_bench.steps import StepDeltas, step_columns, uniform_share_decode
 from kpad_bench.trial import target_of
 
-pytestmark = [pytest.mark.real_vllm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.real_vllm, pytest.mark.timeout(1500)]
 
-K, TABLE_WAIT_S = 8, 60
-LOAD = Load(concurrency=4, n_prompts=8, n_warmup=2, max_tokens=64, temperature=0.0)
-ARM = Arm(speculation="suffix", k=K, pad=True)
+TABLE_WAIT_S = 60
+LOAD = Load(concurrency=8, n_prompts=8, n_warmup=0, max_tokens=48, temperature=0.0)
+ENTRY = ModelEntry(local="smollm2-135m", family="SmolLM2")
 CONFIG = ServerConfig(
     vllm_version="0.32.0", platform="cpu", max_model_len=1024, max_num_seqs=8, dtype="float32",
     extra_args=("--enforce-eager", "--cudagraph-metrics"),
     env={"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOG_STATS_INTERVAL": "1"},
 )  # fmt: skip
+VARIANTS = [("van", None), ("suf", 12), ("kpad", 4), ("kpad", 6), ("kpad", 8), ("kpad", 12), ("kfill", 8)]
+PADDED = [variant for variant in VARIANTS if variant[0] in ("kpad", "kfill")]
+CONCURRENCIES = (8, 1)
+
+Variant = tuple[str, int | None]
+Ids = dict[str, tuple[int, ...]]
 
 
 @dataclass
 class Passed:
-    """One pass: what the server and the plugin counted in it."""
+    """One pass: what the server and the plugin counted in it, and the texts."""
 
     deltas: Deltas
     steps: StepDeltas
     texts: list[str]
 
-
-@dataclass
-class Engine:
-    """A server after its passes."""
-
-    server: Server
-    passes: dict[str, Passed] = field(default_factory=dict)
-
-    def drive(self, name: str, prompts: tuple[Prompt, ...]) -> None:
-        """One pass, counted."""
-        before = read(self.server)
-        trace = run(run_pass(target_of(self.server), prompts, LOAD, Limits()))
-        deltas, steps = deltas_of(before, read(self.server))
-        assert steps is not None
-        assert all(request.is_ok for request in trace.requests)
-        self.passes[name] = Passed(deltas, steps, [request.text for request in trace.requests])
-
-    def acceptance(self, name: str) -> float:
-        """Acceptance length of a pass."""
-        found = acceptance_length(self.passes[name].deltas)
+    @property
+    def acceptance(self) -> float:
+        """Acceptance length."""
+        found = acceptance_length(self.deltas)
         assert found is not None
         return found
 
 
+@dataclass
+class Asked:
+    """One server variant: token ids by concurrency, and the steps they took."""
+
+    ids: dict[int, Ids] = field(default_factory=dict)
+    steps: dict[int, StepDeltas] = field(default_factory=dict)
+
+
+@dataclass
+class Story:
+    """All boots of the module."""
+
+    asked: dict[Variant, Asked] = field(default_factory=dict)
+    passes: dict[str, Passed] = field(default_factory=dict)
+    log: str = ""
+    steps_since_boot: int = 0
+
+
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """Cold pass, the same after emptying both caches, and the same again without."""
+def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
+    """Boot every variant in turn; one of them also for the passes around a reset."""
     fetch("smollm2-135m", print)
     home: Path = tmp_path_factory.mktemp("engine")
     freeze("humaneval-a", None, home)
     prompts = open_frozen("humaneval-a", home).measured[: LOAD.n_prompts]
-    entry = ModelEntry(local="smollm2-135m", family="SmolLM2")
+    found, arms = Story(), load_arms()
+    for name, k in VARIANTS:
+        for server in booted(home, name, k, arms[name]):
+            found.asked[name, k] = ask(server, prompts)
+            if (name, k) == ("kpad", 8):
+                passes_around_a_reset(found, server, prompts)
+    return found
+
+
+def booted(home: Path, name: str, k: int | None, arm: Arm) -> Iterator[Server]:
+    """A server, stopped afterwards whatever happens."""
+    boot_id = f"{name}{k}"
     launch = Launch(
-        argv=server_argv("real", entry, ARM, K, CONFIG), env=server_env(entry, ARM, CONFIG),
-        served_name=served_name("real"), log_path=home / "server.log", models_dir=models_dir(),
+        argv=server_argv(boot_id, ENTRY, arm, k, CONFIG), env=server_env(ENTRY, arm, CONFIG),
+        served_name=served_name(boot_id), log_path=home / f"{boot_id}.log", models_dir=models_dir(),
         boot_timeout_s=300,
     )  # fmt: skip
     server = boot(launch)
     try:
-        found = Engine(server)
-        found.drive("cold", prompts)
-        emptied = server.endpoint.worker_call("kpad_empty_cache")
-        assert emptied is not None
-        assert [answer["emptied"] for answer in emptied] == [True]
-        assert server.endpoint.reset_prefix_cache()
-        found.drive("reset", prompts)
-        found.drive("warm", prompts)
-        yield found
+        yield server
     finally:
         server.stop()
 
 
-def test_a_pass_after_a_reset_is_as_cold_as_the_first(engine: Engine) -> None:
-    """Acceptance length within 2 %, no prefix hits, the same text."""
-    assert engine.acceptance("reset") == pytest.approx(engine.acceptance("cold"), rel=0.02)
-    assert engine.passes["reset"].deltas.prefix_hits == 0
-    assert engine.passes["reset"].texts == engine.passes["cold"].texts
+def ask(server: Server, prompts: tuple[Prompt, ...]) -> Asked:
+    """The same prompts at each concurrency, from empty caches."""
+    asked = Asked()
+    for concurrency in CONCURRENCIES:
+        empty(server)
+        before = read(server)
+        answers = run(greedy_answers(target_of(server), prompts, LOAD.max_tokens, concurrency))
+        _, steps = deltas_of(before, read(server))
+        assert steps is not None
+        asked.ids[concurrency] = {answer.prompt_id: tuple(answer.token_ids) for answer in answers}
+        asked.steps[concurrency] = steps
+    return asked
 
 
-def test_a_pass_without_a_reset_is_not_cold(engine: Engine) -> None:
-    """The suffix tree remembers the answers and the prefix cache the prompts."""
-    assert engine.acceptance("warm") > 1.2 * engine.acceptance("cold")
-    assert (engine.passes["warm"].deltas.prefix_hits or 0) > 0
-    assert engine.passes["warm"].texts == engine.passes["cold"].texts
+def empty(server: Server) -> None:
+    """Empty both caches."""
+    assert server.endpoint.worker_call("kpad_empty_cache") is not None
+    assert server.endpoint.reset_prefix_cache()
 
 
-def test_the_plugin_counts_the_steps_that_vllm_s_own_table_counts(engine: Engine) -> None:
-    """All tables of the log add up to the steps since the boot; dummy runs are in neither."""
-    deadline = time.monotonic() + TABLE_WAIT_S
-    status = engine.server.endpoint.worker_call("kpad_status")
+def passes_around_a_reset(story: Story, server: Server, prompts: tuple[Prompt, ...]) -> None:
+    """A cold pass, the same after emptying the caches, the same again without; then vLLM's own table."""
+    for name in ("cold", "reset", "warm"):
+        if name != "warm":
+            empty(server)
+        before = read(server)
+        trace = run(run_pass(target_of(server), prompts, LOAD, Limits()))
+        deltas, steps = deltas_of(before, read(server))
+        assert steps is not None
+        assert all(request.is_ok for request in trace.requests)
+        story.passes[name] = Passed(deltas, steps, [request.text for request in trace.requests])
+    status = server.endpoint.worker_call("kpad_status")
     assert status is not None
-    steps = status[0]["counters"]["steps"]
-    while (table := graph_table(engine.server.log_text())) is None or sum(table.values()) < steps:
-        assert time.monotonic() < deadline, f"the table shows {table}, the plugin counted {steps}"
+    story.steps_since_boot = status[0]["counters"]["steps"]
+    deadline = time.monotonic() + TABLE_WAIT_S
+    while sum((graph_table(server.log_text()) or {}).values()) < story.steps_since_boot:
+        assert time.monotonic() < deadline, "vLLM's table of graph replays does not catch up"
         time.sleep(0.1)
-    assert steps_by_mode(table) == {"NONE": steps}
+    story.log = server.log_text()
 
 
-def test_decode_steps_are_uniform_and_timed(engine: Engine) -> None:
-    """Above 95 % of decode-only steps have 1+K tokens per request; nearly all are timed."""
-    for passed in engine.passes.values():
+@pytest.mark.parametrize("concurrency", CONCURRENCIES)
+@pytest.mark.parametrize("variant", VARIANTS[1:], ids=lambda variant: f"{variant[0]}@{variant[1]}")
+def test_every_arm_writes_the_tokens_of_no_speculation(
+    story: Story, variant: Variant, concurrency: int
+) -> None:
+    """Greedy in float32: the same ids, prompt by prompt, as van at the same concurrency and at 1."""
+    assert story.asked[variant].ids[concurrency] == story.asked["van", None].ids[concurrency]
+    assert story.asked[variant].ids[concurrency] == story.asked["van", None].ids[1]
+
+
+@pytest.mark.parametrize("concurrency", CONCURRENCIES)
+@pytest.mark.parametrize("variant", PADDED, ids=lambda variant: f"{variant[0]}@{variant[1]}")
+def test_padded_decode_steps_are_uniform(story: Story, variant: Variant, concurrency: int) -> None:
+    """Above 95 % of the decode-only steps that vLLM scheduled hold exactly 1+K tokens per request."""
+    share = uniform_share_decode(story.asked[variant].steps[concurrency])
+    assert share is not None
+    assert share > 0.95
+
+
+def test_filled_slots_hold_more_real_drafts_than_padded_ones(story: Story) -> None:
+    """kfill at the same K asks the tree for more before it pads."""
+    fill, pad = story.asked["kfill", 8].steps[8], story.asked["kpad", 8].steps[8]
+    assert (fill.real_draft_tokens or 0) > 1.2 * (pad.real_draft_tokens or 0)
+
+
+def test_a_pass_after_a_reset_is_as_cold_as_the_first(story: Story) -> None:
+    """Acceptance length within 2 %, no prefix hits, the same text."""
+    cold, reset = story.passes["cold"], story.passes["reset"]
+    assert reset.acceptance == pytest.approx(cold.acceptance, rel=0.02)
+    assert reset.deltas.prefix_hits == 0
+    assert reset.texts == cold.texts
+
+
+def test_a_pass_without_a_reset_is_not_cold(story: Story) -> None:
+    """The suffix tree remembers the answers and the prefix cache the prompts."""
+    cold, warm = story.passes["cold"], story.passes["warm"]
+    assert warm.acceptance > 1.2 * cold.acceptance
+    assert (warm.deltas.prefix_hits or 0) > 0
+    assert warm.texts == cold.texts
+
+
+def test_the_plugin_counts_the_steps_that_vllm_s_own_table_counts(story: Story) -> None:
+    """All tables of the log add up to the steps since the boot; dummy runs are in neither."""
+    table = graph_table(story.log)
+    assert table is not None
+    assert steps_by_mode(table) == {"NONE": story.steps_since_boot}
+
+
+def test_decode_steps_are_timed(story: Story) -> None:
+    """Nearly all decode-only steps of a pass have a time, and mean and median are of one size."""
+    for passed in story.passes.values():
         columns = step_columns(passed.steps)
-        assert isinstance(columns["uniform_share_decode"], float)
-        assert columns["uniform_share_decode"] > 0.95
-        assert isinstance(columns["step_time_mean"], float)
-        assert 0 < columns["step_time_mean"] < 60
-        assert passed.steps.timed_decode_steps is not None
-        assert passed.steps.decode_steps is not None
-        assert passed.steps.timed_decode_steps >= 0.9 * passed.steps.decode_steps
+        mean, median = columns["step_time_mean"], columns["step_time_p50"]
+        assert isinstance(mean, float)
+        assert isinstance(median, float)
+        assert 0.1 < mean / median < 10
+        assert (passed.steps.timed_decode_steps or 0) >= 0.9 * (passed.steps.decode_steps or 0)
