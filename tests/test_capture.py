@@ -63,7 +63,8 @@ def argv_of(arm: str, k: int | None, **changes: object) -> str:
 
 def captured(argv: str) -> list[int]:
     """The capture sizes of a command line."""
-    return json.loads(argv.split("--compilation-config ")[1].split(" --")[0])["cudagraph_capture_sizes"]
+    options = json.loads(argv.split("--compilation-config ")[1].split(" --", maxsplit=1)[0])
+    return options["cudagraph_capture_sizes"]
 
 
 def test_every_arm_of_the_nightly_captures_up_to_one_ceiling() -> None:

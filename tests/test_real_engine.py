@@ -1,4 +1,4 @@
-"""The padded engine on real servers: the same tokens in every arm, cache control, counters against vLLM's own.
+"""The padded engine on real servers: equal tokens in every arm, cache control, and the counters.
 
 One boot for each server variant, each asked the same prompts at concurrency 8 and 1.
 """
