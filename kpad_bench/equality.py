@@ -20,9 +20,9 @@ NEAR_TIE = {"float32": 0.001}
 NEAR_TIE_DEFAULT = 0.25
 #: ... and never wider than two logits can move towards each other within the gate.
 NEAR_TIE_MOST = 2 * GATE_LOGPROB
-#: How far a token may stand behind its own arm's best one and still count as that arm's argmax: both
-#: come from one row of logits, so only ties and rounding of the JSON are in here.
-ARGMAX_SLACK = 1e-4
+#: What the difference of two log-probabilities of one row is rounded by. A token that stands further
+#: behind its own arm's best one is not that arm's argmax; a step of the logits itself is far larger.
+ROUNDING = 1e-4
 #: Chance of finding that some padded arm diverges more often when none does (shared by all of them).
 ALPHA = 0.01
 
@@ -68,7 +68,7 @@ class Divergence(NamedTuple):
 
     def is_benign(self, near_tie: float) -> bool:
         """A near tie fell the other way: the other token is as good as the base arm's within ``near_tie``."""
-        return self.behind is not None and self.behind <= near_tie
+        return self.behind is not None and self.behind <= near_tie + ROUNDING
 
 
 class Slip(NamedTuple):
@@ -187,7 +187,7 @@ def slips(answers: Sequence[Answer]) -> Iterator[Slip]:
     for answer in answers:
         for position, token in enumerate(answer.token_ids):
             behind = answer.behind(position, token)
-            if behind is None or behind > ARGMAX_SLACK:
+            if behind is None or behind > ROUNDING:
                 top = answer.tops[position]
                 yield Slip(answer.prompt_id, position, token, max(top, key=lambda t: top[t]), behind)
 

@@ -112,6 +112,13 @@ def test_a_narrow_gap_excuses_only_the_runner_up():
         assert found.is_benign(0.25) is is_benign
 
 
+def test_rounding_does_not_turn_a_near_tie_into_a_divergence():
+    """Two bfloat16 steps of a logit are 0.25; as a difference of log-probabilities they may be a bit more."""
+    base = answer(top={1: {2: -0.8, 99: -1.0500002}})
+    (found,) = against([base], [answer(ids=(1, 99, 3))]).divergences
+    assert found.is_benign(0.25)
+
+
 def test_an_answer_that_ends_early_is_no_near_tie():
     """Where one answer had ended there is no token to compare: suspicious at any limit."""
     for base, other in (((1, 2, 3), (1, 2)), ((1, 2), (1, 2, 3))):
