@@ -207,3 +207,7 @@ def lab(tmp_path: Path, frozen: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
         assert made.living() == {}
     finally:
         made.close()
+
+
+# A job that a shell started in the background ignores Ctrl-C, and its children inherit that: here they must not.
+signal.signal(signal.SIGINT, signal.default_int_handler)
