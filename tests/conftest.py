@@ -209,5 +209,5 @@ def lab(tmp_path: Path, frozen: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
         made.close()
 
 
-# A job that a shell started in the background ignores Ctrl-C, and its children inherit that: here they must not.
+# A job that a shell started in the background ignores Ctrl-C, and its children would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
