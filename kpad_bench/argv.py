@@ -99,16 +99,6 @@ def suffix_settings(arm: Arm) -> dict[str, float | int | None]:
     }
 
 
-def plan_warnings(arm: Arm, k: int | None) -> list[str]:
-    """Doubts that hold before anything ran."""
-    depth = int({**VLLM_SUFFIX_DEFAULTS, **arm.suffix}["suffix_decoding_max_tree_depth"])
-    if k is None or k <= depth // 2:
-        return []
-    return [
-        f"k {k}: a tree of depth {depth} caps drafts near {depth // 2} tokens when match and draft share it"
-    ]
-
-
 def refusals(resolved: Resolved) -> Iterator[str]:
     """What is known not to work, each with its reason and the way out."""
     server = resolved.config.server

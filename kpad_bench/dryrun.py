@@ -7,9 +7,10 @@ import shlex
 from dataclasses import asdict
 from typing import Any
 
-from kpad_bench.argv import MODEL_DIR, plan_warnings
+from kpad_bench.argv import MODEL_DIR
 from kpad_bench.config import Resolved
 from kpad_bench.corpus import frozen_digest
+from kpad_bench.doubts import plan_doubts
 from kpad_bench.errors import UsageError
 from kpad_bench.launch import shown_env
 from kpad_bench.models import models_dir
@@ -54,7 +55,7 @@ def _launch_record(resolved: Resolved, plan: Plan, cell: Cell) -> dict[str, Any]
         "boot_id": boot.boot_id,
         "argv": (["taskset", "-c", cpus] if cpus else []) + argv,
         "env": shown_env(dict(boot.env)),
-        "warnings": plan_warnings(_arm(resolved, boot), boot.k),
+        "warnings": plan_doubts(_arm(resolved, boot), boot.k, resolved.config.server, cell.load.concurrency),
     }
 
 

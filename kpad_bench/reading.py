@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kpad_bench.attached import AttachedServer
-from kpad_bench.bootlog import attention_backend, graph_downgrade
+from kpad_bench.bootlog import attention_backend
 from kpad_bench.counters import Deltas, delta, snapshot
 from kpad_bench.hostcpu import parse_cpu_list
 from kpad_bench.launch import shown_argv, shown_env
@@ -82,7 +82,6 @@ def cpu_columns(trace: PassTrace, before: Reading, after: Reading) -> dict[str, 
 def server_columns(server: AnyServer) -> dict[str, Any]:
     """Columns about the running server."""
     cpus, log = server.cpus(), server.log_text()
-    downgrade = graph_downgrade(log)
     return {
         "boot_s": server.boot_s,
         "server_argv": shown_argv(server.argv),
@@ -91,7 +90,6 @@ def server_columns(server: AnyServer) -> dict[str, Any]:
         "affinity_by": server.affinity_by,
         "numa": None if cpus is None else numa_nodes(parse_cpu_list(cpus, "affinity")),
         "attention_backend": attention_backend(log),
-        "warnings": [downgrade] if downgrade else [],
     }
 
 

@@ -10,10 +10,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kpad_bench.argv import plan_warnings, suffix_settings
+from kpad_bench.argv import suffix_settings
+from kpad_bench.bootlog import graph_downgrade
 from kpad_bench.config import Arm, Resolved
 from kpad_bench.corpus import FrozenCorpus
 from kpad_bench.counters import delta, snapshot
+from kpad_bench.doubts import plan_doubts, row_doubts
 from kpad_bench.drive import Limits, Target, run, run_pass
 from kpad_bench.drive import Progress as PassProgress
 from kpad_bench.errors import ServerError
@@ -41,8 +43,6 @@ from kpad_bench.verdict import Evidence, verdict
 
 #: The server books a request's last tokens shortly after it has sent them; a dying one takes longer.
 SETTLE_S, DEATH_S, TRY_S = 1.0, 5.0, 0.05
-#: Prompts of a pass share template and lead-in with each other; more than that was there before it.
-MOST_PREFIX_HITS = 0.5
 WARMUP_MAX_TOKENS = 64
 
 
@@ -96,7 +96,11 @@ class TrialRunner:
         after = self._settled(server, before, trace)
         outcome = self._judge(trial, server, trace, before, after)
         outcome["cache_state"] = cache_state
-        outcome["warnings"] = self._warnings(cell, len(prompts), outcome)
+        mode = (after.status or [{}])[0].get("cudagraph_mode")
+        outcome["warnings"] = [
+            *self._doubts(cell, server, outcome, mode),
+            *(outcome.get("warnings") or []),
+        ]
         return outcome, request_rows(trace, save_text=self.save_text), raw_files(before, after)
 
     def _prepare(self, server: AnyServer, cell: Cell, warmup: Sequence[Prompt]) -> str | None:
@@ -151,17 +155,21 @@ class TrialRunner:
         judged = verdict(columns, trace, self.resolved.config.thresholds, evidence)
         return columns | judged._asdict()
 
-    def _warnings(self, cell: Cell, n_prompts: int, outcome: Mapping[str, Any]) -> list[str]:
-        doubts = plan_warnings(self._arm(cell), cell.k)
-        if n_prompts < cell.load.n_prompts:
-            doubts.append(f"{cell.corpus} has {n_prompts} prompts, {cell.load.n_prompts} were asked for")
-        hits, input_tokens = outcome.get("prefix_hits") or 0, outcome.get("input_tokens") or 0
-        if hits > MOST_PREFIX_HITS * input_tokens > 0:
-            doubts.append(f"{hits} of {input_tokens} prompt tokens came from the prefix cache: seen before?")
-        target = self.resolved.config.server.vllm_version
-        if outcome.get("vllm_version") not in (None, target):
-            doubts.append(f"vLLM is {outcome['vllm_version']}, the configuration is for {target}")
-        return doubts + list(outcome.get("warnings") or [])
+    def _doubts(
+        self, cell: Cell, server: AnyServer, columns: Mapping[str, Any], mode: str | None
+    ) -> list[str]:
+        """Everything a reader has to know beside the number."""
+        corpus, load, arm = self.corpora[cell.corpus], cell.load, self._arm(cell)
+        found = plan_doubts(arm, cell.k, self.resolved.config.server, load.concurrency)
+        for name, prompts, wanted in (
+            ("prompts", corpus.measured, load.n_prompts),
+            ("warm-up prompts", corpus.warmup, load.n_warmup),
+        ):
+            if len(prompts) < wanted:
+                found.append(f"{cell.corpus} has {len(prompts)} {name}, {wanted} were asked for")
+        downgrade = graph_downgrade(server.log_text())
+        found += [downgrade] if downgrade else []
+        return found + row_doubts(arm, self.resolved.config.server, columns, mode)
 
     def _largest_k(self) -> int:
         ks = [arm.k for arm in self.resolved.arms.values() if isinstance(arm.k, int)]

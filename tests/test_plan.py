@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kpad_bench.argv import plan_warnings, server_argv, server_env, suffix_settings
+from kpad_bench.argv import server_argv, server_env, suffix_settings
 from kpad_bench.config import Arm, Cpus, LoadConfig, ModelEntry, Resolved, Server, SweepConfig
 from kpad_bench.configfile import find_config, load_arms, load_sweep
 from kpad_bench.errors import UsageError
@@ -269,14 +269,6 @@ def test_a_name_outside_ascii_is_written_with_dashes():
     """Ids are file names on any disk."""
     plan = the_plan(models={"/m/modèle é": ModelEntry(local="/m/modèle é", family="t")})
     assert all(cell.cell_id.startswith("mod-le--.") for cell in plan.cells)
-
-
-def test_a_k_above_half_the_tree_depth_is_doubted():
-    """A tree of depth 24 caps drafts near 12 tokens."""
-    assert plan_warnings(ARMS["kpad"], 12) == plan_warnings(ARMS["van"], None) == []
-    assert "caps drafts near 12 tokens" in plan_warnings(ARMS["suf"], 32)[0]
-    deep = ARMS["suf"].model_copy(update={"suffix": {"suffix_decoding_max_tree_depth": 64}})
-    assert plan_warnings(deep, 32) == []
 
 
 def test_suffix_settings_are_the_ones_in_force():

@@ -5,10 +5,12 @@ One boot for each server variant, each asked the same prompts at concurrency 8 a
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,6 +45,7 @@ CONFIG = ServerConfig(
 VARIANTS = [("van", None), ("suf", 12), ("kpad", 4), ("kpad", 6), ("kpad", 8), ("kpad", 12), ("kfill", 8)]
 PADDED = [variant for variant in VARIANTS if variant[0] in ("kpad", "kfill")]
 CONCURRENCIES = (8, 1)
+CHOICES = ["indeed", "never"]
 
 Variant = tuple[str, int | None]
 Ids = dict[str, tuple[int, ...]]
@@ -78,6 +81,8 @@ class Story:
 
     asked: dict[Variant, Asked] = field(default_factory=dict)
     passes: dict[str, Passed] = field(default_factory=dict)
+    chosen: str = ""
+    to_the_limit: dict[str, Any] = field(default_factory=dict)
     log: str = ""
     steps_since_boot: int = 0
 
@@ -95,6 +100,8 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
             found.asked[name, k] = ask(server, prompts)
             if (name, k) == ("kpad", 8):
                 passes_around_a_reset(found, server, prompts)
+                found.chosen = content(server, structured_outputs={"choice": CHOICES}, max_tokens=20)["text"]
+                found.to_the_limit = content(server, max_tokens=CONFIG.max_model_len, ignore_eos=True)
     return found
 
 
@@ -125,6 +132,21 @@ def ask(server: Server, prompts: tuple[Prompt, ...]) -> Asked:
         asked.ids[concurrency] = {answer.prompt_id: tuple(answer.token_ids) for answer in answers}
         asked.steps[concurrency] = steps
     return asked
+
+
+def content(server: Server, **more: Any) -> dict[str, Any]:
+    """One greedy answer: text, finish_reason and total tokens."""
+    prompt = [{"role": "user", "content": "Is water wet? Answer yes or no."}]
+    body = {"model": server.launch.served_name, "messages": prompt, "temperature": 0, **more}
+    status, data = server.endpoint.post("/v1/chat/completions", body, timeout_s=300)
+    assert status == 200, data
+    answer = json.loads(data)
+    (choice,) = answer["choices"]
+    return {
+        "text": choice["message"]["content"],
+        "finish_reason": choice["finish_reason"],
+        "total_tokens": answer["usage"]["total_tokens"],
+    }
 
 
 def empty(server: Server) -> None:
@@ -211,3 +233,14 @@ def test_decode_steps_are_timed(story: Story) -> None:
         assert isinstance(median, float)
         assert 0.1 < mean / median < 10
         assert (passed.steps.timed_decode_steps or 0) >= 0.9 * (passed.steps.decode_steps or 0)
+
+
+def test_a_structured_answer_obeys_its_grammar_on_a_padded_server(story: Story) -> None:
+    """The scheduler cuts drafts, pads too, where the grammar refuses them."""
+    assert story.chosen in CHOICES
+
+
+def test_a_request_up_to_the_context_limit_ends_well_on_a_padded_server(story: Story) -> None:
+    """Pads never go past max_model_len: the answer fills the context and ends for its length."""
+    assert story.to_the_limit["finish_reason"] == "length"
+    assert story.to_the_limit["total_tokens"] == CONFIG.max_model_len
