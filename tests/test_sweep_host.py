@@ -241,6 +241,15 @@ def test_an_attached_run_is_a_run_of_its_own(lab: Lab, boot: Boots) -> None:
     assert len(lab.boots()) == 1
 
 
+def test_prompts_that_a_server_has_seen_are_doubted(lab: Lab, boot: Boots) -> None:
+    """The same prompts twice on one running server: its prefix cache gives the second pass away."""
+    host, port = boot(on_tcp=True).address
+    assert lab.sweep(attach=f"http://{host}:{port}") == 0
+    assert not [doubt for doubt in lab.row()["warnings"] or [] if "prefix cache" in doubt]
+    assert lab.sweep(attach=f"http://{host}:{port}", fresh=True) == 0
+    assert [doubt for doubt in lab.row()["warnings"] if "the server has seen these prompts" in doubt]
+
+
 def test_attach_that_dies(lab: Lab, boot: Boots, monkeypatch: pytest.MonkeyPatch) -> None:
     """An attached server that goes away is a failed row, not the end."""
     monkeypatch.setattr(trial, "DEATH_S", 0.3)
