@@ -207,7 +207,7 @@ def _cpu_set(text: str) -> set[int]:
 
 
 class Thresholds(Frozen):
-    """Limits above (or below) which a trial is not ok. Source: DESIGN decisions, docs/decisions/0005."""
+    """Limits above (or below) which a trial is not ok; why these: docs/decisions/0005."""
 
     success_share: float = 0.99
     full_share_decode: float = 0.9

@@ -28,9 +28,9 @@ def test_help_loads_nothing_heavy():
 
 def test_client_loads_neither_torch_nor_vllm():
     """The process that drives the load stays small: no torch, no vLLM, no transformers."""
-    loaded = loaded_by("import kpad_bench.drive")
-    assert "kpad_bench" in loaded
-    assert loaded.isdisjoint({"torch", "vllm", "transformers"})
+    loaded = loaded_by("import kpad_bench.sweep")
+    assert "aiohttp" in loaded
+    assert loaded.isdisjoint({"torch", "vllm", "transformers", "datasets", "pandas"})
 
 
 def test_package_itself_loads_nothing():
