@@ -12,7 +12,7 @@ from kpad_bench.config import Resolved
 from kpad_bench.corpus import frozen_digest
 from kpad_bench.doubts import plan_doubts
 from kpad_bench.errors import UsageError
-from kpad_bench.launch import shown_env
+from kpad_bench.launch import shown_argv, shown_env
 from kpad_bench.models import models_dir
 from kpad_bench.plan import Boot, Cell, Plan, make_plan
 
@@ -53,7 +53,7 @@ def _launch_record(resolved: Resolved, plan: Plan, cell: Cell) -> dict[str, Any]
     cpus = resolved.config.cpus.server
     return cell_record(cell) | {
         "boot_id": boot.boot_id,
-        "argv": (["taskset", "-c", cpus] if cpus else []) + argv,
+        "argv": (["taskset", "-c", cpus] if cpus else []) + shown_argv(argv),
         "env": shown_env(dict(boot.env)),
         "warnings": plan_doubts(_arm(resolved, boot), boot.k, resolved.config.server, cell.load.concurrency),
     }

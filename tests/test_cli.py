@@ -188,6 +188,18 @@ def test_one_cell_s_command_line_and_environment(run):
     assert "VLLM_SUFFIX_PAD_UNIFORM=1" in text
 
 
+def test_a_secret_on_a_command_line_is_not_shown(run, tmp_path):
+    """A key among a configuration's arguments stays out of the dry run, as it stays out of rows."""
+    text = find_config("quickstart").read_text().replace('["--enforce-eager"]', '["--api-key", "abc123"]')
+    (tmp_path / "keyed.yaml").write_text(text)
+    code, out, _ = run(
+        "sweep", "--config", str(tmp_path / "keyed.yaml"), "--cell", "smollm2-135m.humaneval-a.van"
+    )
+    assert code == 0
+    assert "--api-key" in out
+    assert "abc123" not in out
+
+
 def test_a_doubt_about_a_cell_is_shown_with_it(run):
     """suf at K=32 does not draft 32 tokens."""
     _, text, _ = run("sweep", "--config", "nightly-dgx-b200", "--cell", "DeepSeek-R1.mix.suf@32")
