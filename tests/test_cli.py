@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from kpad_bench import cli, models, provenance, sweep
-from kpad_bench.configfile import data_dir
+from kpad_bench.configfile import data_dir, find_config
 from kpad_bench.corpus import corpora_dir
 
 COMMANDS = [
