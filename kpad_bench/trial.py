@@ -104,7 +104,7 @@ class TrialRunner:
         return outcome, request_rows(trace, save_text=self.save_text), raw_files(before, after)
 
     def _prepare(self, server: AnyServer, cell: Cell, warmup: Sequence[Prompt]) -> str | None:
-        """Warm up with disjoint prompts, then empty both caches. Returns the true cache state."""
+        """Warm up with disjoint prompts, then empty both caches. Returns the state of the suffix cache."""
         if warmup:
             load = cell.load.model_copy(update={"max_tokens": min(cell.load.max_tokens, WARMUP_MAX_TOKENS)})
             run(run_pass(target_of(server), warmup, load, self._limits(cell)))
@@ -114,9 +114,8 @@ class TrialRunner:
         server.endpoint.reset_prefix_cache()
         if cell.k is None:
             return None
-        if emptied and all(answer.get("emptied") for answer in emptied):
-            return "cold"
-        return f"primed({len(warmup)})" if warmup else "cold"
+        # Without an answer the plugin is missing, and the trial is invalid: its state is not known.
+        return "cold" if emptied and all(answer.get("emptied") for answer in emptied) else None
 
     def _pass(self, server: AnyServer, prompts: Sequence[Prompt], cell: Cell) -> PassTrace:
         def tick(now: PassProgress) -> None:
