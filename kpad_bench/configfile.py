@@ -274,6 +274,6 @@ def _find_arm(spec: str, arms: Mapping[str, Arm], where: str) -> tuple[str, Arm]
 def positive_k(text: str, where: str) -> int:
     """A K given as text. Raises UsageError when it is not a positive integer."""
     digits = text.strip()
-    if not (digits.isascii() and digits.isdecimal() and int(digits)):
+    if not re.fullmatch(r"0*[1-9][0-9]{0,8}", digits):
         raise UsageError(f"{where}: {text!r}: K must be a positive integer such as 8")
     return int(digits)

@@ -19,6 +19,8 @@ from kpad_bench.errors import UsageError
 
 #: Part of every cell_id. Raise it when a change here can change a measured number.
 IDENTITY_RULE = 1
+#: A trial's id is a file name, and the store leaves room for its suffixes.
+MOST_ID_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,7 @@ def make_plan(resolved: Resolved, digests: Mapping[str, str | None]) -> Plan:
         raise UsageError("\n".join(refused))
     cells = tuple(_cells(resolved, digests))
     blocks = tuple(_blocks(resolved, cells))
+    _check_ids(blocks)
     order = [[boot.boot_id, *(trial.trial_id for trial in boot.trials)] for b in blocks for boot in b.boots]
     return Plan(resolved.config.sweep, _sha256(order), cells, blocks)
 
@@ -112,6 +115,16 @@ def _check_names(resolved: Resolved) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise UsageError(f"models: {', '.join(twice)}: two models have this name; rename a folder or a tag")
+
+
+def _check_ids(blocks: tuple[Block, ...]) -> None:
+    """An id that is no file name would be found out after the first pass."""
+    for trial in (trial for block in blocks for boot in block.boots for trial in boot.trials):
+        if len(trial.trial_id) > MOST_ID_CHARS:
+            raise UsageError(
+                f"{trial.cell.model} on {trial.cell.corpus}, {trial.cell.arm_at_k}: names that make ids of "
+                f"{len(trial.trial_id)} characters; {MOST_ID_CHARS} are allowed: choose shorter ones"
+            )
 
 
 def arm_variants(resolved: Resolved) -> list[tuple[str, str, int | None]]:
@@ -243,9 +256,10 @@ def _boot(resolved: Resolved, block_id: str, number: int, cells: list[Cell], ord
 
 
 def _safe(name: str) -> str:
-    """A model name as part of an id: [A-Za-z0-9._-] only."""
+    """A model name as the beginning of an id: [A-Za-z0-9._-] only, and no dot first."""
     text = name.rstrip("/").rsplit("/", 1)[-1] if name.startswith(("/", ".", "~")) else name
-    return "".join(c if (c.isascii() and c.isalnum()) or c in "._-" else "-" for c in text)
+    safe = "".join(c if (c.isascii() and c.isalnum()) or c in "._-" else "-" for c in text)
+    return f"-{safe[1:]}" if safe[:1] in ("", ".") else safe
 
 
 def _sha256(value: Any) -> str:

@@ -290,7 +290,7 @@ def test_an_option_below_a_key_that_is_no_mapping_leaves_the_fault_to_the_file(t
     assert "load: 3: must be a mapping" in fault(small(tmp_path, load=3), {"load.n_prompts": 5})
 
 
-@pytest.mark.parametrize("text", ["", "x", "0", "-4", "4.0", "4,4", "٤", "1e1"])
+@pytest.mark.parametrize("text", ["", "x", "0", "-4", "4.0", "4,4", "٤", "1e1", "9" * 5000])
 def test_a_k_that_is_no_positive_integer_is_refused(text):
     """K in text is decimal digits and above zero."""
     with pytest.raises(UsageError, match="K must be a positive integer"):

@@ -16,7 +16,8 @@ from kpad_bench.argv import server_argv, server_env, suffix_settings
 from kpad_bench.config import Arm, Cpus, LoadConfig, ModelEntry, Resolved, Server, SweepConfig
 from kpad_bench.configfile import find_config, load_arms, load_sweep
 from kpad_bench.errors import UsageError
-from kpad_bench.plan import make_plan
+from kpad_bench.plan import MOST_ID_CHARS, make_plan
+from kpad_bench.store import _ID
 
 ARMS = load_arms()
 LOAD = LoadConfig(concurrency=4, n_prompts=8, max_tokens=64, temperature=0)
@@ -269,6 +270,30 @@ def test_a_name_outside_ascii_is_written_with_dashes():
     """Ids are file names on any disk."""
     plan = the_plan(models={"/m/modèle é": ModelEntry(local="/m/modèle é", family="t")})
     assert all(cell.cell_id.startswith("mod-le--.") for cell in plan.cells)
+
+
+@pytest.mark.parametrize(
+    ("tag", "name"), [("./", "-"), ("../", "-."), ("/m/.hidden", "-hidden"), ("", "-"), ("/m/a.b", "a.b")]
+)
+def test_ids_never_begin_with_a_dot(tag, name):
+    """A trial of a hidden folder, or of ./, is a file that everybody sees."""
+    plan = the_plan(models={tag: ModelEntry(local="/m/x", family="t")})
+    assert all(cell.cell_id.startswith(f"{name}.") for cell in plan.cells)
+    assert all(_ID.fullmatch(trial.trial_id) for trial in plan.trials())
+
+
+def test_names_too_long_for_a_file_are_refused():
+    """Before anything boots; the longest that is allowed can be stored."""
+    room = MOST_ID_CHARS - max(len(t.trial_id) for t in the_plan(models=named("x")).trials())
+    longest = the_plan(models=named("x" * (1 + room)))
+    assert all(_ID.fullmatch(trial.trial_id) for trial in longest.trials())
+    with pytest.raises(UsageError, match="ids of 201 characters; 200 are allowed"):
+        the_plan(models=named("x" * (2 + room)))
+
+
+def named(tag):
+    """One model of this name."""
+    return {tag: ModelEntry(hf_id="org/x", family="t")}
 
 
 def test_suffix_settings_are_the_ones_in_force():
