@@ -7,14 +7,13 @@ needs it: ``--help`` answers at once.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, cast
 
 import typer
 
-from kpad_bench import __version__
+from kpad_bench import __version__, stdio
 from kpad_bench.errors import EXIT_INTERRUPTED, EXIT_OK, KpadError, UsageError
 
 #: What a shell reports for a program that its reader has left (128 + SIGPIPE).
@@ -36,6 +35,7 @@ app.add_typer(corpora_app, name="corpora")
 
 def main() -> NoReturn:
     """Entry point. Exit codes: see kpad_bench.errors; a bug keeps its traceback and ends in 1."""
+    stdio.mend()
     try:
         app()
     except KpadError as error:
@@ -128,12 +128,16 @@ def reduce(
 ) -> None:
     """Rows to a best-K table."""
     _one_of("--format", output_format, ("table", "md", "csv", "json", "parquet"))
-    from kpad_bench.reduce import best_k, load_rows, render
+    from kpad_bench.reduce import best_k, footnotes, load_rows, render
 
+    if not _words(candidates):
+        raise UsageError(f"--candidates: {candidates!r}: name at least one arm, like kpad")
     allowed = frozenset(_words(allow_mixed))
     rows = load_rows(paths)
     table = best_k(rows, candidates=tuple(_words(candidates)), allow_mixed=allowed)
     _write(render(table, output_format), out, output_format)
+    for note in footnotes(table) if output_format not in ("table", "md") else ():
+        _say(note)
 
 
 @app.command(epilog="Example: kpad-bench verify --config quickstart --k 4,8")
@@ -246,14 +250,9 @@ def _words(text: str) -> list[str]:
 def _emit(data: str | bytes) -> None:
     """Results to stdout. Quiet when nobody reads any more, as in ``| head``."""
     try:
-        if isinstance(data, bytes):
-            sys.stdout.buffer.write(data)
-        else:
-            sys.stdout.write(data if data.endswith("\n") else data + "\n")
-        sys.stdout.flush()
+        stdio.write_out(data)
     except BrokenPipeError:
-        # The interpreter flushes once more at exit: let it write to nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        stdio.drop_rest()
         raise typer.Exit(EXIT_READER_GONE) from None
 
 

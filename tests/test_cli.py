@@ -355,7 +355,67 @@ def test_a_reader_that_has_left_is_no_error():
     assert (done.returncode, done.stderr) == (141, "")
 
 
+CSV = "model,corpus,k,output_tok_per_s\nmödel,humaneval,4,10\nmödel,humaneval,8,11\n"
+
+
+@pytest.mark.parametrize(
+    ("redirect", "code", "said"),
+    [
+        (
+            ">&-",
+            4,
+            "kpad-bench: stdout is closed, and the result goes there; open it, or redirect it to a file",
+        ),
+        (">/dev/full", 4, "kpad-bench: stdout: No space left on device; the result is not whole"),
+        (">/dev/null 2>&-", 0, ""),
+        (">/dev/null <&-", 0, "1. one trial per K"),
+    ],
+)
+def test_streams_that_are_closed_or_full(tmp_path, redirect, code, said):
+    """No traceback; a result that went nowhere is not a success."""
+    path = tmp_path / "rows.csv"
+    path.write_text(CSV, encoding="utf-8")
+    command = f"'{sys.executable}' -m kpad_bench.cli reduce '{path}' --format csv {redirect}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.startswith(said)
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("output_format", ["table", "md", "csv", "json"])
+def test_output_is_utf8_in_every_locale(tmp_path, output_format):
+    """A locale of ASCII changes nothing of the data."""
+    path = tmp_path / "rows.csv"
+    path.write_text(CSV, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "kpad_bench.cli", "reduce", str(path), "--format", output_format],
+        capture_output=True, check=False,
+        env={**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert "mödel" in done.stdout.decode("utf-8")
+
+
 # --- reduce
+
+
+def test_doubts_about_data_go_to_stderr(run, tmp_path):
+    """csv, json and parquet are exactly the data, so their footnotes are told beside them."""
+    (tmp_path / "rows.csv").write_text(CSV, encoding="utf-8")
+    for output_format in ("csv", "json"):
+        _, out, err = run("reduce", "rows.csv", "--format", output_format)
+        assert "nothing is established" in err
+        assert "nothing is established" not in out
+    _, out, err = run("reduce", "rows.csv")
+    assert ("nothing is established" in " ".join(out.split()), err) == (True, "")
+
+
+def test_no_candidate_at_all_is_refused(run, tmp_path):
+    """An empty table would look like an answer."""
+    (tmp_path / "rows.csv").write_text(CSV, encoding="utf-8")
+    code, out, err = run("reduce", "rows.csv", "--candidates", " , ")
+    assert (code, out) == (2, "")
+    assert "name at least one arm, like kpad" in err
 
 
 def test_reduce_writes_exactly_the_data(run, tmp_path):
