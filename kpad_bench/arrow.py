@@ -82,7 +82,8 @@ def read_table(path: Path, columns: Sequence[Column]) -> pa.Table:
     """
     schema = arrow_schema(columns)
     try:
-        with pq.ParquetFile(path) as file:
+        # Opened here: Arrow takes no path that is not UTF-8.
+        with path.open("rb") as source, pq.ParquetFile(source) as file:
             present = set(file.schema_arrow.names)
             raw = file.read(["schema_version", *(name for name in schema.names if name in present)])
     except (FileNotFoundError, PermissionError, IsADirectoryError) as error:

@@ -78,4 +78,5 @@ def _runs(folder: Path, notes: list[str]) -> list[Path]:
 
 
 def _placed(table: pa.Table, places: list[str]) -> pa.Table:
-    return table.append_column(PLACE, pa.array(places, pa.string()))
+    shown = [place.encode("utf-8", "replace").decode() for place in places]  # a path may be no UTF-8
+    return table.append_column(PLACE, pa.array(shown, pa.string()))

@@ -433,6 +433,16 @@ def test_a_run_and_a_sweep_of_runs_are_read(tmp_path):
     assert "2 runs read: r1, r2" in text
 
 
+def test_paths_that_are_not_utf8_are_read(tmp_path):
+    """Runs and CSV files below a folder that was named in another encoding."""
+    folder = tmp_path / os.fsdecode(b"r\xe9sultats")
+    run = write_run(folder / "r1", ("a", ok(4, 10.0)), ("b", ok(8, 20.0)))
+    run.compact()
+    assert only_row(load_rows(run.path))[0]["best_k"] == 8
+    (folder / "rows.csv").write_text("model,corpus,k,output_tok_per_s\nm,c,4,10\n", encoding="utf-8")
+    assert only_row(load_rows(folder / "rows.csv"))[0]["best_k"] == 4
+
+
 def test_a_compacted_run_gives_the_same_table(tmp_path):
     """Parts, the compacted file, and both at once reduce alike."""
     run = write_run(tmp_path / "r", ("a", ok(4, 10.0)), ("b", ok(8, 20.0)))

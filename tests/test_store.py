@@ -349,6 +349,16 @@ def test_compaction_that_cannot_be_read_back_keeps_the_parts(run, monkeypatch):
     assert files(run) == before
 
 
+def test_a_folder_whose_name_is_not_utf8_is_as_good(tmp_path):
+    """A file name is bytes: rows are written, read back, compacted and read again."""
+    run = RunFolder.create(tmp_path / os.fsdecode(b"r\xe9sultats") / "r1")
+    fill(run)
+    done = run.read_done()
+    assert done[0]
+    run.compact()
+    assert run.read_done() == done
+
+
 def test_a_broken_compacted_file_stops_the_reader(run):
     """Rows that were there are not silently measured again."""
     fill(run)
