@@ -48,6 +48,8 @@ CONCURRENCIES = (8, 1)
 CHOICES = ["indeed", "never"]
 #: One request at a time is slow: a few prompts show it.
 N_ONE_BY_ONE = 4
+#: A step has no end when all its requests finished: the last one of a pass, and now and then another.
+N_UNTIMED = 2
 
 Variant = tuple[str, int | None]
 Ids = dict[str, tuple[int, ...]]
@@ -230,14 +232,14 @@ def test_the_plugin_counts_the_steps_that_vllm_s_own_table_counts(story: Story) 
 
 
 def test_decode_steps_are_timed(story: Story) -> None:
-    """Nearly all decode-only steps of a pass have a time, and mean and median are of one size."""
+    """All but a pass's last decode-only steps have a time, and mean and median are of one size."""
     for passed in story.passes.values():
         columns = step_columns(passed.steps)
         mean, median = columns["step_time_mean"], columns["step_time_p50"]
         assert isinstance(mean, float)
         assert isinstance(median, float)
         assert 0.1 < mean / median < 10
-        assert (passed.steps.timed_decode_steps or 0) >= 0.9 * (passed.steps.decode_steps or 0)
+        assert (passed.steps.timed_decode_steps or 0) >= (passed.steps.decode_steps or 0) - N_UNTIMED
 
 
 def test_a_structured_answer_obeys_its_grammar_on_a_padded_server(story: Story) -> None:
