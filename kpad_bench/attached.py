@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 from kpad_bench.control import Endpoint
-from kpad_bench.errors import HostError, ServerError
+from kpad_bench.errors import HostError, ServerError, UsageError
+from kpad_bench.launch import without_login
 
 
 @dataclass
@@ -30,7 +32,7 @@ class AttachedServer:
 
     def death(self) -> ServerError:
         """What can be said when it stops answering."""
-        return ServerError("server_died", f"{self.endpoint.base_url} no longer answers")
+        return ServerError("server_died", f"{without_login(self.endpoint.base_url)} no longer answers")
 
     def cpu_seconds(self) -> tuple[float, float] | None:
         """Unknown."""
@@ -45,11 +47,17 @@ class AttachedServer:
 
 
 def attach(url: str) -> AttachedServer:
-    """The server at ``url``, by the first name it serves. Raises HostError when nobody answers."""
+    """The server at ``url``, by the first name it serves.
+
+    Raises UsageError for what is no URL, HostError when nobody answers.
+    """
+    shown, parts = without_login(url), urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UsageError(f"--attach: {shown!r}: not a URL; write it like http://127.0.0.1:8000")
     endpoint = Endpoint("", url.rstrip("/"))
     names = endpoint.model_names()
     if not names:
         raise HostError(
-            f"--attach: {url}: no server answers /v1/models there; start it, or leave --attach out"
+            f"--attach: {shown}: no server answers /v1/models there; start it, or leave --attach out"
         )
     return AttachedServer(Endpoint(names[0], url.rstrip("/")))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import socket
 import sys
@@ -26,6 +27,7 @@ INHERITED = (
 )  # fmt: skip
 SECRET_WORDS = ("TOKEN", "KEY", "SECRET", "PASSWORD", "CREDENTIAL")
 SECRET_FLAGS = ("--api-key", "--hf-token")
+_LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
 #: sun_path holds 108 bytes with its terminator (linux/un.h).
 SOCKET_PATH_BYTES = 107
 
@@ -115,17 +117,30 @@ def socket_in(folder: Path) -> Path:
 def shown_env(env: Mapping[str, str]) -> list[str]:
     """NAME=value for a row or a dry run; the value of anything that may be a secret is left out."""
     hidden = {name for name in env if any(word in name.upper() for word in SECRET_WORDS)}
-    return [f"{name}={'***' if name in hidden else value}" for name, value in sorted(env.items())]
+    return [
+        f"{name}={'***' if name in hidden else without_login(value)}" for name, value in sorted(env.items())
+    ]
 
 
 def shown_argv(argv: Sequence[str]) -> list[str]:
-    """A command line for a row, without the values of flags that take a secret."""
+    """A command line for a row, without the values of flags that take a secret.
+
+    As vLLM reads them: underscores are dashes, and a flag may have several values.
+    """
     shown, is_secret = [], False
     for part in argv:
         flag, has_value, _ = part.partition("=")
-        shown.append("***" if is_secret else f"{flag}=***" if has_value and flag in SECRET_FLAGS else part)
-        is_secret = part in SECRET_FLAGS
+        if part.startswith("-"):
+            is_secret = flag.replace("_", "-") in SECRET_FLAGS
+            shown.append(f"{flag}=***" if is_secret and has_value else without_login(part))
+        else:
+            shown.append("***" if is_secret else without_login(part))
     return shown
+
+
+def without_login(text: str) -> str:
+    """A text in which no URL names a user or a password."""
+    return _LOGIN.sub("***@", text)
 
 
 def without_secrets(record: Any) -> Any:

@@ -66,6 +66,10 @@ def test_secrets_are_not_shown() -> None:
     assert shown_argv(["vllm", "--api-key", "x", "--hf-token=x", "--k", "1"]) == [
         "vllm", "--api-key", "***", "--hf-token=***", "--k", "1",
     ]  # fmt: skip
+    assert shown_argv(["--api_key", "x", "y", "--hf_token=x", "--proxy", "http://u:p@h/"]) == [
+        "--api_key", "***", "***", "--hf_token=***", "--proxy", "http://***@h/",
+    ]  # fmt: skip
+    assert shown_env({"HTTPS_PROXY": "http://u:p@h:1/a@b"}) == ["HTTPS_PROXY=http://***@h:1/a@b"]
     config = {
         "max_tokens": 8,
         "server": {"env": {"MY_SECRET": "x", "B": "2"}, "extra_args": ["--api-key", "x"]},

@@ -255,8 +255,9 @@ def test_attach_that_dies(lab: Lab, boot: Boots, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(trial, "DEATH_S", 0.3)
     fake = boot(on_tcp=True, script={"die_after_requests": 4})
     host, port = fake.address
-    assert lab.sweep(attach=f"http://{host}:{port}") == 3
+    assert lab.sweep(attach=f"http://me:word@{host}:{port}") == 3
     assert (lab.row()["status"], lab.row()["reason"]) == ("failed", "server_died")
+    assert "word" not in str(lab.row())
 
 
 def test_attach_refuses(lab: Lab) -> None:
@@ -267,3 +268,7 @@ def test_attach_refuses(lab: Lab) -> None:
     refused(lab, UsageError, "one variant", attach="http://127.0.0.1:9")
     lab.set(arms=["van"])
     refused(lab, HostError, "no server answers", attach="http://127.0.0.1:9")
+    refused(
+        lab, HostError, r"http://\*\*\*@127.0.0.1:9: no server answers", attach="http://me:word@127.0.0.1:9"
+    )
+    refused(lab, UsageError, "'localhost:8000': not a URL", attach="localhost:8000")
