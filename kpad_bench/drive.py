@@ -29,6 +29,8 @@ T = TypeVar("T")
 #: The monitor's period: samples of loop lag, checks for stalls.
 TICK_S = 0.02
 TICKS_PER_PROGRESS = 25
+#: A pass goes on after fewer failures than this: at concurrency 1 the first prompt may be the only bad one.
+LEAST_FAILURES = 8
 _USAGE = re.compile(rb'"completion_tokens":\s*(\d+)')
 
 
@@ -178,7 +180,7 @@ class _Pass:
         self.http = http
         self.url = target.base_url.rstrip("/") + target.endpoint
         self.limits = limits
-        self.concurrency = concurrency
+        self.concurrency = self.n_first = concurrency
         self.on_progress = on_progress
         self.raws: list[RawStream] = []
         self.open: set[_Flight] = set()
@@ -192,6 +194,7 @@ class _Pass:
     async def drive(self, work: Sequence[tuple[Prompt, bytes]]) -> None:
         """Run all slots to the end of the queue, or to a stop."""
         queue = iter(work)
+        self.n_first = min(max(self.concurrency, LEAST_FAILURES), len(work))
         self.start_ns = self.heard_ns = time.monotonic_ns()
         async with asyncio.TaskGroup() as tasks:
             monitor = tasks.create_task(self._monitor())
@@ -260,20 +263,20 @@ class _Pass:
                 raw.pieces.append(piece)
 
     def _closed(self, flight: _Flight) -> None:
-        """Count it, and stop the pass when the first ``concurrency`` all got the same HTTP error."""
+        """Count it, and stop the pass when the first ``n_first`` all got the same HTTP error."""
         kind = flight.raw.error_kind
         self.n_done += 1
         self.n_pieces_closed += len(flight.raw.pieces)
         self.output_tokens_closed += flight.count_tokens()
         self.heard_ns = max(self.heard_ns, flight.brought_ns())
-        if len(self.first_kinds) == self.concurrency:
+        if len(self.first_kinds) == self.n_first:
             return
         self.first_kinds.append(kind)
-        if len(self.first_kinds) < self.concurrency or set(self.first_kinds) != {kind}:
+        if len(self.first_kinds) < self.n_first or set(self.first_kinds) != {kind}:
             return
         if kind is not None and kind.startswith("http_"):
             reason = "all_requests_refused" if kind.startswith("http_4") else "all_requests_failed"
-            text = f"the first {self.concurrency} requests got {kind}: {flight.raw.error_message}"
+            text = f"the first {self.n_first} requests got {kind}: {flight.raw.error_message}"
             self.stop = self.stop or Stop(reason, text)
 
     async def _monitor(self) -> None:

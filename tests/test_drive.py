@@ -251,7 +251,15 @@ def test_the_same_refusal_of_all_stops_the_pass(tmp_path, status, reason):
     trace, server = driven(tmp_path, [f"refuse {status}"] * 500, concurrency=4)
     assert trace.stopped_early.reason == reason
     assert "context length is 512" in trace.stopped_early.detail
-    assert len(server.bodies) == len(trace.requests) < 10
+    assert len(server.bodies) == len(trace.requests) < 14
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_a_few_bad_prompts_first_do_not_stop_the_pass(tmp_path, concurrency):
+    """However few slots there are, seven refusals say nothing of the eighth prompt."""
+    trace, _ = driven(tmp_path, [*["refuse 400"] * 7, "ok", "ok"], concurrency=concurrency)
+    assert kinds(trace) == [*["http_400"] * 7, None, None]
+    assert trace.stopped_early is None
 
 
 def test_different_refusals_do_not_stop_the_pass(tmp_path):
