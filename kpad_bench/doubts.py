@@ -29,7 +29,8 @@ def _tree_doubts(arm: Arm, k: int | None) -> list[str]:
     if k is None or k <= depth // 2:
         return []
     return [
-        f"k {k}: a tree of depth {depth} caps drafts near {depth // 2} tokens when match and draft share it"
+        f"k {k}: a tree of depth {depth} caps drafts near {depth // 2} tokens when match and draft share it; "
+        "a larger suffix_decoding_max_tree_depth lifts that"
     ]
 
 

@@ -14,7 +14,7 @@ from kpad_bench.doubts import plan_doubts
 from kpad_bench.errors import UsageError
 from kpad_bench.launch import shown_argv, shown_env
 from kpad_bench.models import models_dir
-from kpad_bench.plan import Boot, Cell, Plan, make_plan
+from kpad_bench.plan import Boot, Cell, Plan, make_plan, planned_doubts
 
 
 def describe(resolved: Resolved, cell_id: str | None, output_format: str) -> str:
@@ -80,6 +80,7 @@ def _plan_record(resolved: Resolved, plan: Plan) -> dict[str, Any]:
         "boots": len(boots),
         "trials": len(list(plan.trials())),
         "boot_estimate_s": sum(resolved.models[boot.model].boot_estimate_s for _, boot in boots),
+        "warnings": planned_doubts(resolved, plan),
         "cells": [cell_record(cell) for cell in plan.cells],
         "order": [
             {"block_id": block.block_id, "boot_id": boot.boot_id, "trials": [t.trial_id for t in boot.trials]}
@@ -104,4 +105,4 @@ def _plan_text(resolved: Resolved, plan: Plan) -> str:
     ]
     if not_frozen:
         lines.append(f"not frozen, a real sweep refuses them: {', '.join(not_frozen)}")
-    return "\n".join(lines)
+    return "\n".join(lines + [f"warning: {doubt}" for doubt in planned_doubts(resolved, plan)])

@@ -15,6 +15,7 @@ from typing import Any
 from kpad_bench.argv import arm_env, refusals, server_argv, server_env, server_flags
 from kpad_bench.capture import capture_sizes, common_ceiling
 from kpad_bench.config import Load, Resolved, Server
+from kpad_bench.doubts import plan_doubts
 from kpad_bench.errors import UsageError
 
 #: Part of every cell_id. Raise it when a change here can change a measured number.
@@ -107,6 +108,17 @@ def make_plan(resolved: Resolved, digests: Mapping[str, str | None]) -> Plan:
     _check_ids(blocks)
     order = [[boot.boot_id, *(trial.trial_id for trial in boot.trials)] for b in blocks for boot in b.boots]
     return Plan(resolved.config.sweep, _sha256(order), cells, blocks)
+
+
+def planned_doubts(resolved: Resolved, plan: Plan) -> list[str]:
+    """What is doubtful about each server variant before anything has run, each said once."""
+    found: dict[str, None] = {}
+    for _, boot in plan.boots():
+        arm = resolved.arms.get(boot.arm) or resolved.arms[boot.arm_at_k]
+        width = max(trial.cell.load.concurrency for trial in boot.trials)
+        texts = plan_doubts(arm, boot.k, resolved.config.server, width)
+        found |= dict.fromkeys(f"{boot.arm}: {text}" for text in texts)
+    return list(found)
 
 
 def _check_names(resolved: Resolved) -> None:

@@ -25,7 +25,7 @@ from kpad_bench.errors import EXIT_OK, EXIT_TRIALS_FAILED, HostError, ServerErro
 from kpad_bench.hostcpu import require_cpus
 from kpad_bench.launch import Launch, pinned, without_secrets
 from kpad_bench.models import models_dir
-from kpad_bench.plan import Boot, Plan, Trial, make_plan
+from kpad_bench.plan import Boot, Plan, Trial, make_plan, planned_doubts
 from kpad_bench.progress import Progress, Style, make_progress
 from kpad_bench.reading import AnyServer
 from kpad_bench.schema import MUST_MATCH, OK
@@ -79,6 +79,8 @@ def run_plan(plan: Plan, runner: TrialRunner, host: Host) -> int:
         progress.note(f"all {n_trials} trials of {folder.path} are done; --fresh starts a new run")
     else:
         progress.start(n_trials, n_done, str(folder.path))
+        for doubt in planned_doubts(runner.resolved, plan):
+            progress.note(f"warning: {doubt}")
     n_bad = sum(run_boots(plan, done, runner, host))
     if not n_bad:
         _, warnings = folder.compact()

@@ -16,7 +16,7 @@ from kpad_bench.argv import server_argv, server_env, suffix_settings
 from kpad_bench.config import Arm, Cpus, LoadConfig, ModelEntry, Resolved, Server, SweepConfig
 from kpad_bench.configfile import find_config, load_arms, load_sweep
 from kpad_bench.errors import UsageError
-from kpad_bench.plan import MOST_ID_CHARS, make_plan
+from kpad_bench.plan import MOST_ID_CHARS, make_plan, planned_doubts
 from kpad_bench.store import _ID
 
 ARMS = load_arms()
@@ -294,6 +294,14 @@ def test_names_too_long_for_a_file_are_refused():
 def named(tag):
     """One model of this name."""
     return {tag: ModelEntry(hf_id="org/x", family="t")}
+
+
+def test_doubts_about_a_variant_are_known_before_it_runs():
+    """Each variant's once, however many corpora and rounds it has."""
+    config = load_sweep(find_config("default"), {"arms": ["van", "suf", "kpad"], "k": [8, 16], "rounds": 3})
+    plan = make_plan(config, {})
+    doubts = sorted(doubt.partition(": a tree")[0] for doubt in planned_doubts(config, plan))
+    assert doubts == ["kpad: k 16", "suf: k 32"]
 
 
 def test_suffix_settings_are_the_ones_in_force():
