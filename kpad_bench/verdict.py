@@ -97,6 +97,8 @@ def _engine_doubts(columns: Columns, evidence: Evidence) -> Iterator[Reason]:
         yield "k_not_applied", f"asked for k={evidence.k}, the server counts {len(positions)} positions"
     if any(bool(worker.get("pads")) != evidence.pads for worker in marked):
         yield "padding_not_applied", f"asked for pad={evidence.pads}, a worker says {not evidence.pads}"
+    if evidence.pads and evidence.steps is None:
+        yield "not_counted", "the plugin's counters could not be read around the pass: padding is not proved"
 
 
 def _count_doubts(columns: Columns, evidence: Evidence) -> Iterator[Reason]:

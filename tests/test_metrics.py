@@ -293,7 +293,7 @@ FINE = {
 
 def judged(columns=None, trace=None, **evidence):
     """Status and reason of a padded K=4 trial that differs from a good one in these."""
-    seen = Evidence(**{"pads": True, "k": 4, "statuses": [WORKER]} | evidence)
+    seen = Evidence(**{"pads": True, "k": 4, "statuses": [WORKER], "steps": StepDeltas()} | evidence)
     found = verdict(FINE | (columns or {}), trace or four(), Thresholds(), seen)
     assert (found.status == "ok") == (found.reason is None) == (found.detail is None)
     return (found.status, found.reason)
@@ -305,6 +305,7 @@ def test_a_good_trial_is_ok():
     assert judged(pads=False, k=None, statuses=[WORKER | {"k": None, "pads": False}]) == ("ok", None)
     assert judged(pads=False, k=None, statuses=[], is_attached=True) == ("ok", None)
     assert judged({"full_share_decode": 0.1}) == ("ok", None)
+    assert judged(pads=False, k=4, statuses=[WORKER | {"pads": False}], steps=None) == ("ok", None)
 
 
 INVALID = {
@@ -321,6 +322,7 @@ INVALID = {
         {"columns": {"accepted_per_position": [3, 2, 1]}},
     ],
     "padding_not_applied": [{"statuses": [WORKER | {"pads": False}]}, {"pads": False}],
+    "not_counted": [{"steps": None}],
     "counters_backwards": [
         {"deltas": Deltas(backwards=("generation_tokens",))},
         {"steps": StepDeltas(backwards=("steps",))},
