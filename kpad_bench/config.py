@@ -13,6 +13,9 @@ from kpad_bench.errors import UsageError
 from kpad_bench.hostcpu import format_cpu_list, parse_cpu_list
 
 PositiveInt = Annotated[int, Field(gt=0, strict=True)]
+#: Slips of the finger: lists of capture sizes grow with these.
+MOST_K, MOST_REQUESTS = 10_000, 100_000
+Concurrency = Annotated[int, Field(gt=0, le=MOST_REQUESTS, strict=True)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
 Kind = Literal["dense", "distill", "fp8", "moe"]
 #: What ``load.by_class`` may speak of.
@@ -81,7 +84,7 @@ class Arm(Frozen):
     @field_validator("k", mode="before")
     @classmethod
     def _is_a_k(cls, value: Any) -> Any:
-        is_positive = type(value) is int and value > 0
+        is_positive = type(value) is int and 0 < value <= MOST_K
         if not (is_positive or value is None or value == "sweep"):
             raise ValueError("allowed: a positive integer, sweep (each K of the sweep) or null")
         return value
@@ -111,7 +114,7 @@ class Arm(Frozen):
 class Load(Frozen):
     """What is sent in one pass: closed loop, ``concurrency`` requests open, streaming."""
 
-    concurrency: PositiveInt
+    concurrency: Concurrency
     n_prompts: PositiveInt
     n_warmup: Annotated[int, Field(ge=0, strict=True)] = 8
     max_tokens: PositiveInt
@@ -122,7 +125,7 @@ class Load(Frozen):
 class LoadOverride(Frozen):
     """What differs from the sweep's load for one corpus or one model class."""
 
-    concurrency: PositiveInt | None = None
+    concurrency: Concurrency | None = None
     n_prompts: PositiveInt | None = None
     n_warmup: Annotated[int, Field(ge=0, strict=True)] | None = None
     max_tokens: PositiveInt | None = None
@@ -162,7 +165,11 @@ class Server(Frozen):
 
     vllm_version: str
     platform: Literal["cuda", "cpu"] = "cuda"
-    launcher: tuple[str, ...] = ("{python}", "-m", "vllm.entrypoints.openai.api_server")
+    launcher: Annotated[tuple[str, ...], Field(min_length=1)] = (
+        "{python}",
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+    )
     #: TCP on 127.0.0.1 instead of a Unix socket, for a vLLM without --uds; 0 takes any free port
     port: Annotated[int, Field(ge=0, le=65535)] | None = None
     max_model_len: PositiveInt
@@ -227,7 +234,7 @@ class SweepConfig(Frozen):
     models: Annotated[tuple[str, ...], Field(min_length=1)]
     corpora: Annotated[tuple[Name, ...], Field(min_length=1)]
     arms: Annotated[tuple[str, ...], Field(min_length=1)]
-    k: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    k: Annotated[tuple[Annotated[int, Field(gt=0, le=MOST_K, strict=True)], ...], Field(min_length=1)]
     rounds: PositiveInt = 1
     repeats: PositiveInt = 1
     isolation: Literal["boot", "reset"] = "boot"

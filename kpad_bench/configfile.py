@@ -15,7 +15,7 @@ from typing import Any, get_args
 import yaml
 from pydantic import ValidationError
 
-from kpad_bench.config import Arm, Frozen, ModelEntry, Resolved, SweepConfig
+from kpad_bench.config import MOST_K, Arm, Frozen, ModelEntry, Resolved, SweepConfig
 from kpad_bench.errors import HostError, UsageError
 
 #: One entry of the lists that must not be empty.
@@ -50,6 +50,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
             f"{path}: cannot be read ({error.strerror}); give an existing YAML file, "
             f"or the name of a shipped sweep: {', '.join(shipped_sweeps())}"
         ) from None
+    except RecursionError:
+        raise UsageError(f"{path}: not valid YAML: nested too deeply") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or a date that cannot be
         raise UsageError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(data, dict):
@@ -108,6 +110,7 @@ def _allowed(item: Any) -> str:
         "invalid_key": "keys must be text; put it in quotes",
         "greater_than": f"must be above {context.get('gt')}",
         "greater_than_equal": f"must be at least {context.get('ge')}",
+        "less_than_equal": f"must be at most {context.get('le')}",
         "literal_error": f"allowed: {context.get('expected')}",
     }
     return words.get(kind, str(item["msg"]))
@@ -274,6 +277,6 @@ def _find_arm(spec: str, arms: Mapping[str, Arm], where: str) -> tuple[str, Arm]
 def positive_k(text: str, where: str) -> int:
     """A K given as text. Raises UsageError when it is not a positive integer."""
     digits = text.strip()
-    if not re.fullmatch(r"0*[1-9][0-9]{0,8}", digits):
-        raise UsageError(f"{where}: {text!r}: K must be a positive integer such as 8")
+    if not re.fullmatch(r"0*[1-9][0-9]{0,8}", digits) or int(digits) > MOST_K:
+        raise UsageError(f"{where}: {text!r}: K must be a positive integer such as 8, at most {MOST_K}")
     return int(digits)

@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kpad_bench.config import Arm, LoadConfig, SweepConfig
+from kpad_bench.config import MOST_K, Arm, LoadConfig, SweepConfig
 from kpad_bench.configfile import (
     data_dir,
     find_config,
@@ -71,6 +71,7 @@ def fault(path: Path, overrides=None) -> str:
         ("day: 2026-13-45\n", "not valid YAML"),
         ("a: !!python/object/apply:os.getcwd []\n", "not valid YAML"),
         ("? [a, b]\n: c\n", "not valid YAML"),
+        ("[" * 5000, "not valid YAML: nested too deeply"),
     ],
 )
 def test_a_file_that_is_no_yaml_mapping_is_named_with_its_fault(tmp_path, text, said):
@@ -111,6 +112,9 @@ def test_an_unreadable_file_is_told_with_the_way_out(tmp_path, name):
         ({"k": [4.0]}, "k.0: 4.0: must be an integer"),
         ({"k": [0]}, "k.0: 0: must be above 0"),
         ({"k": [-8]}, "k.0: -8: must be above 0"),
+        ({"k": [10**9]}, "k.0: 1000000000: must be at most 10000"),
+        ({"load": {**SMALL["load"], "concurrency": 10**24}}, "must be at most 100000"),
+        ({"server": {**SMALL["server"], "launcher": []}}, "launcher: []: must have at least one entry"),
         ({"k": 4}, "k: 4: must be a list"),
         ({"k": [4, 4]}, "k: [4, 4]: 4 is there twice; allowed: each entry once"),
         ({"models": "smollm2-135m"}, "models: 'smollm2-135m': must be a list"),
@@ -290,14 +294,14 @@ def test_an_option_below_a_key_that_is_no_mapping_leaves_the_fault_to_the_file(t
     assert "load: 3: must be a mapping" in fault(small(tmp_path, load=3), {"load.n_prompts": 5})
 
 
-@pytest.mark.parametrize("text", ["", "x", "0", "-4", "4.0", "4,4", "٤", "1e1", "9" * 5000])
+@pytest.mark.parametrize("text", ["", "x", "0", "-4", "4.0", "4,4", "٤", "1e1", "9" * 5000, "10001"])
 def test_a_k_that_is_no_positive_integer_is_refused(text):
     """K in text is decimal digits and above zero."""
     with pytest.raises(UsageError, match="K must be a positive integer"):
         positive_k(text, "--k")
 
 
-@given(st.integers(min_value=1, max_value=10**6))
+@given(st.integers(min_value=1, max_value=MOST_K))
 def test_every_positive_integer_is_a_k(k):
     """Text of a positive integer gives it back, blanks around it or not."""
     assert positive_k(str(k), "--k") == positive_k(f" {k} ", "--k") == k
