@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -166,9 +167,10 @@ class RichProgress(PlainProgress):
 
 
 def make_progress(style: Style) -> Progress:
-    """The view asked for; ``auto`` is rich on a terminal and plain elsewhere."""
+    """The view asked for; ``auto`` is rich on a terminal that can move its cursor, plain elsewhere."""
     if style == "auto":
-        style = "rich" if sys.stderr.isatty() else "plain"
+        can_redraw = sys.stderr.isatty() and os.environ.get("TERM") not in (None, "", "dumb", "unknown")
+        style = "rich" if can_redraw else "plain"
     if style == "none":
         return Progress()
     return RichProgress() if style == "rich" else PlainProgress()

@@ -141,9 +141,18 @@ def test_the_live_view_leaves_the_terminal_when_a_sweep_is_interrupted(clock):
     assert not view.live.is_started
 
 
-@pytest.mark.parametrize(("is_terminal", "kind"), [(True, RichProgress), (False, PlainProgress)])
-def test_auto_is_live_on_a_terminal_and_plain_elsewhere(monkeypatch, is_terminal, kind):
-    """cron and pipes get lines."""
+@pytest.mark.parametrize(
+    ("is_terminal", "term", "kind"),
+    [
+        (True, "xterm", RichProgress),
+        (True, "dumb", PlainProgress),
+        (True, "", PlainProgress),
+        (False, "xterm", PlainProgress),
+    ],
+)
+def test_auto_is_live_on_a_terminal_and_plain_elsewhere(monkeypatch, is_terminal, term, kind):
+    """cron, pipes and terminals that cannot redraw a line get lines."""
+    monkeypatch.setenv("TERM", term)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal, raising=False)
     with make_progress("auto") as view:
         assert type(view) is kind
