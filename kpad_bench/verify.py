@@ -24,7 +24,7 @@ from kpad_bench.answers import (
     sampled_answers,
     save,
 )
-from kpad_bench.argv import served_name, server_argv, server_env
+from kpad_bench.argv import refusals, served_name, server_argv, server_env
 from kpad_bench.config import Load, Resolved
 from kpad_bench.corpus import FrozenCorpus, open_frozen
 from kpad_bench.drive import run
@@ -84,6 +84,8 @@ class Job:
 def run_verify(asked: Asked, say: Callable[[str], None]) -> Report:
     """Boot every arm, ask, compare. Raises HostError for a server that does not boot or dies."""
     resolved = resolve(asked)
+    if refused := list(refusals(resolved)):
+        raise UsageError("\n".join(refused))
     corpus = open_frozen(resolved.config.corpora[0])
     version = expected_vllm(resolved, None)
     server_cpus, client_cpus = cpu_sets(resolved.config.cpus, None)

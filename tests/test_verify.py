@@ -221,6 +221,22 @@ def test_frequencies_at_temperature_1_are_compared_on_a_gpu(
     assert "at temperature 1: 6 tests" in as_table(report)
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"server": {"env": {"VLLM_PLUGINS": " kpad"}}}, "vLLM would not load kpad"),
+        ({"define_arms": {"kpad": {"speculation": "suffix", "k": "sweep", "pad": True, "pad_token": -1}}},
+         "vLLM's CPU build accepts it"),
+    ],
+)  # fmt: skip
+def test_what_is_known_not_to_work_is_refused_before_a_boot(lab: Lab, changes: dict[str, Any], said: str):
+    """As a sweep refuses it: not as a padding that was not applied, after four boots."""
+    lab.set(**changes)
+    with pytest.raises(UsageError, match=said):
+        verify(lab)
+    assert lab.boots() == []
+
+
 def test_prompts_without_room_are_refused_before_the_pass(lab: Lab):
     """prompt + max_tokens + 2K + 2 must fit, or vLLM drops every draft near the end."""
     with pytest.raises(UsageError, match="do not fit"):
