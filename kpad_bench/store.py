@@ -97,7 +97,7 @@ class RunFolder:
         except FileNotFoundError as error:
             raise DataError(f"{path}: missing; {self.path} is not a run of this tool") from error
         except ValueError as error:
-            raise DataError(f"{path}: not JSON: {error}") from error
+            raise DataError(f"{path}: not JSON: {error}; restore it, or move the run away") from error
         if not isinstance(manifest, dict):
             raise DataError(f"{path}: not a JSON object")
         return manifest
