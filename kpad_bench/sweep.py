@@ -201,12 +201,15 @@ def results_lock(out: Path) -> Iterator[None]:
 
 
 def open_run(resolved: Resolved, plan: Plan, options: Options, facts: Mapping[str, Any]) -> RunFolder:
-    """The newest run of this very plan (and of this attached server), or a new one."""
+    """The newest run of this very plan, of these model folders and this attached server, or a new one."""
     sweep_folder = options.out / resolved.config.sweep
     attached_to = options.attach and options.attach.rpartition("@")[2].rstrip("/")  # no user, no password
+    places = {tag: entry.local for tag, entry in resolved.models.items() if entry.local is not None}
     for folder in [] if options.fresh else find_runs(sweep_folder)[::-1]:
         manifest = folder.read_manifest()
-        if (manifest.get("plan_digest"), manifest.get("attached_to")) == (plan.digest, attached_to):
+        theirs = (manifest.get("plan_digest"), manifest.get("attached_to"))
+        # Ids hold no paths, so ./model of another folder has the same plan.
+        if theirs == (plan.digest, attached_to) and manifest.get("model_folders", places) == places:
             return folder
     folder = RunFolder.create(new_run_path(sweep_folder))
     folder.write_manifest(
@@ -215,6 +218,7 @@ def open_run(resolved: Resolved, plan: Plan, options: Options, facts: Mapping[st
             "run_id": folder.run_id,
             "plan_digest": plan.digest,
             "attached_to": attached_to,
+            "model_folders": places,
             "created_at": utc_now().isoformat(),
             "design": {"rounds": resolved.config.rounds, "kind": "fixed"},
             "config": without_secrets(resolved.model_dump(mode="json")),

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from conftest import CORPORA, Lab
 
+from kpad_bench.configfile import load_sweep
 from kpad_bench.corpus import open_frozen
 from kpad_bench.counters import delta, snapshot
+from kpad_bench.sweep import Options, run_sweep
 
 TOKENS = "/v1/chat/completions"
 
@@ -150,6 +152,21 @@ def test_fresh_starts_a_new_run(lab: Lab) -> None:
     assert lab.run_path() != old
     assert (old / "trials.parquet").exists()
     assert len(lab.boots()) == 2
+
+
+def test_a_model_of_the_same_name_elsewhere_is_measured_too(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """./mine in two folders is two models, though the plans are alike; each has its own run to go on with."""
+    lab.set(models=["./mine"])
+    config = lab.config_path()
+    for place in ("a", "b", "a"):
+        (lab.path / place / "mine").mkdir(parents=True, exist_ok=True)
+        (lab.path / place / "mine" / "config.json").write_text("{}")
+        monkeypatch.chdir(lab.path / place)
+        assert run_sweep(load_sweep(config), Options(out=lab.out)) == 0
+    folders = [boot["argv"].partition("--model ")[2].split()[0] for boot in lab.boots()]
+    assert folders == [str(lab.path / place / "mine") for place in ("a", "b")]
 
 
 def test_the_newest_run_is_resumed(lab: Lab) -> None:
