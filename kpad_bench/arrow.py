@@ -82,8 +82,9 @@ def read_table(path: Path, columns: Sequence[Column]) -> pa.Table:
     """
     schema = arrow_schema(columns)
     try:
-        # Opened here: Arrow takes no path that is not UTF-8.
-        with path.open("rb") as source, pq.ParquetFile(source) as file:
+        # Arrow takes no path that is not UTF-8, and may drop a file object of Python's in a thread of its own
+        # while the interpreter ends, which aborts the process.
+        with path.open("rb") as source, pq.ParquetFile(f"/proc/self/fd/{source.fileno()}") as file:
             present = set(file.schema_arrow.names)
             raw = file.read(["schema_version", *(name for name in schema.names if name in present)])
     except (FileNotFoundError, PermissionError, IsADirectoryError) as error:

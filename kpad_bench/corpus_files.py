@@ -101,7 +101,7 @@ def read_rows(path: Path) -> Iterator[Row]:
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
     try:
-        with path.open("rb") as source, pq.ParquetFile(source) as file:
+        with path.open("rb") as source, pq.ParquetFile(f"/proc/self/fd/{source.fileno()}") as file:
             for batch in file.iter_batches(batch_size=1024):
                 yield from batch.to_pylist()
     except (pa.ArrowException, OSError) as error:

@@ -141,8 +141,10 @@ def read_prompts(name: str, folder: Path, lock: Lock) -> tuple[Placed, ...]:
 
 def _rows_of(path: Path) -> list[dict[str, Any]]:
     # Not pq.read_table: it imports pandas, half a second and 60 MB in the process that measures.
-    # Opened here: Arrow takes no path that is not UTF-8.
-    with path.open("rb") as source, pq.ParquetFile(source, page_checksum_verification=True) as file:
+    with (  # by descriptor: see arrow.read_table
+        path.open("rb") as source,
+        pq.ParquetFile(f"/proc/self/fd/{source.fileno()}", page_checksum_verification=True) as file,
+    ):
         if not file.schema_arrow.equals(_SCHEMA):
             raise ValueError(f"columns {', '.join(file.schema_arrow.names)}")
         rows: list[dict[str, Any]] = file.read().to_pylist()

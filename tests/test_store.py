@@ -359,6 +359,16 @@ def test_a_folder_whose_name_is_not_utf8_is_as_good(tmp_path):
     assert run.read_done() == done
 
 
+def test_arrow_gets_no_file_object(run, monkeypatch):
+    """It would let go of one in a thread of its own, and a process that ends meanwhile aborts."""
+    fill(run)
+    opened, original = [], arrow.pq.ParquetFile
+    monkeypatch.setattr(arrow.pq, "ParquetFile", lambda source: opened.append(source) or original(source))
+    run.read_done()
+    assert opened
+    assert {type(source) for source in opened} == {str}
+
+
 def test_a_broken_compacted_file_stops_the_reader(run):
     """Rows that were there are not silently measured again."""
     fill(run)
