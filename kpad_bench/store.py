@@ -39,7 +39,7 @@ _ID = re.compile(r"[A-Za-z0-9_@-][A-Za-z0-9._@-]{0,199}")
 #: What has to be known of a trial to skip it or to do it again.
 _DONE = tuple(c for c in TRIALS if c in WHO or c.name in ("status", "reason", *MUST_MATCH))
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-_NO_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS)
+_NO_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOENT, errno.ENAMETOOLONG)
 
 
 class RunFolder:

@@ -193,7 +193,7 @@ def cpu_sets(cpus: Cpus, attached: AnyServer | None) -> tuple[frozenset[int] | N
 @contextlib.contextmanager
 def results_lock(out: Path) -> Iterator[None]:
     """One sweep at a time in a results folder, so that two never measure each other."""
-    there = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
+    there = next(path for path in (out.absolute(), *out.absolute().parents) if os.path.exists(path))
     if not there.is_dir():
         raise UsageError(f"--out: {there}: not a folder; give another one")
     with RunFolder(out).lock():

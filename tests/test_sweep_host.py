@@ -260,6 +260,14 @@ def test_attach_that_dies(lab: Lab, boot: Boots, monkeypatch: pytest.MonkeyPatch
     assert "word" not in str(lab.row())
 
 
+@pytest.mark.parametrize("name", ["link", "x" * 300, "/proc/self/x"])
+def test_a_results_folder_that_cannot_be_made(lab: Lab, name: str) -> None:
+    """A link to nowhere, a name too long, a file system that takes no folders: no traceback."""
+    (lab.path / "link").symlink_to("/nonexistent/x")
+    lab.out = lab.path / name
+    refused(lab, HostError, "cannot be written: .* Choose another --out")
+
+
 def test_attach_refuses(lab: Lab) -> None:
     """Padded arms and plans of several servers cannot be attached (2); nobody there is a host error (4)."""
     lab.set(arms=["kpad"])
