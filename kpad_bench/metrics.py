@@ -162,11 +162,6 @@ def acceptance_length(deltas: Deltas) -> float | None:
     return ratio(deltas.generation_tokens - deltas.first_tokens, deltas.decode_events)
 
 
-def mean_batch(deltas: Deltas, steps: StepDeltas) -> float | None:
-    """P over decode steps: requests per decode step."""
-    return ratio(deltas.decode_events, steps.decode_steps)
-
-
 def chunk_merge_share(trace: PassTrace, deltas: Deltas) -> float | None:
     """1 - (token-bearing chunks after each request's first) / P: how much the front end merged."""
     chunks = sum(max(0, request.n_chunks - 1) for request in trace.requests)
@@ -212,10 +207,9 @@ def speed_columns(trace: PassTrace) -> dict[str, object]:
     return {metric.__name__: metric(trace) for metric in rates} | latency_columns(trace)
 
 
-def counter_columns(deltas: Deltas, steps: StepDeltas) -> dict[str, object]:
+def counter_columns(deltas: Deltas) -> dict[str, object]:
     """What follows from vLLM's own counters."""
     return {
-        "mean_batch": mean_batch(deltas, steps),
         "acceptance_length": acceptance_length(deltas),
         "n_drafts": deltas.n_drafts,
         "draft_tokens": deltas.draft_tokens,
@@ -249,7 +243,7 @@ def trial_columns(
         **speed_columns(trace),
         **step_columns(counted),
         **graph_columns(counted, has_graphs),
-        **counter_columns(known, counted),
+        **counter_columns(known),
         **client_columns(trace, known),
     }
 

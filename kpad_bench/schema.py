@@ -111,7 +111,7 @@ STEPS = _columns(
     ("uniform_share_decode", "float", "share of decode-only steps with exactly 1+K tokens for every request"),
     ("step_time_mean", "float", "mean decode-only step, start to start, seconds"),
     ("step_time_p50", "float", "median of the same, to 1 %, seconds"),
-    ("mean_batch", "float", "requests per decode step"),
+    ("mean_batch", "float", "requests per decode-only step"),
     ("acceptance_length", "float", "(G - F) / P: output tokens per request and decode step"),
     ("n_drafts", "int", "drafts verified, by vLLM's counter"),
     ("draft_tokens", "int", "draft tokens verified, pads included, by vLLM's counter"),

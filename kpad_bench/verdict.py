@@ -43,6 +43,9 @@ class Evidence:
     steps: StepDeltas | None = None
 
 
+#: A padded arm below it was not padded, whatever its settings say. Above it and under 95 % is a doubt.
+LEAST_UNIFORM_SHARE = 0.5
+
 Columns = Mapping[str, Any]
 Reason = tuple[str, str]
 
@@ -97,6 +100,9 @@ def _engine_doubts(columns: Columns, evidence: Evidence) -> Iterator[Reason]:
         yield "k_not_applied", f"asked for k={evidence.k}, the server counts {len(positions)} positions"
     if any(bool(worker.get("pads")) != evidence.pads for worker in marked):
         yield "padding_not_applied", f"asked for pad={evidence.pads}, a worker says {not evidence.pads}"
+    share = columns.get("uniform_share_decode")
+    if evidence.pads and isinstance(share, float) and share < LEAST_UNIFORM_SHARE:
+        yield "padding_not_applied", f"only {share:.1%} of decode-only steps were uniform in a padded arm"
     if evidence.pads and evidence.steps is None:
         yield "not_counted", "the plugin's counters could not be read around the pass: padding is not proved"
 

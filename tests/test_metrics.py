@@ -170,6 +170,7 @@ STEPS = StepDeltas(
     steps=20,
     decode_steps=14,
     uniform_decode_steps=7,
+    decode_requests=21,
     mode_full=10,
     mode_piecewise=5,
     mode_none=5,
@@ -305,6 +306,7 @@ def test_a_good_trial_is_ok():
     assert judged(pads=False, k=None, statuses=[WORKER | {"k": None, "pads": False}]) == ("ok", None)
     assert judged(pads=False, k=None, statuses=[], is_attached=True) == ("ok", None)
     assert judged({"full_share_decode": 0.1}) == ("ok", None)
+    assert judged({"uniform_share_decode": 0.8}) == ("ok", None)
     assert judged(pads=False, k=4, statuses=[WORKER | {"pads": False}], steps=None) == ("ok", None)
 
 
@@ -321,7 +323,11 @@ INVALID = {
         {"statuses": [WORKER, WORKER | {"k": None}]},
         {"columns": {"accepted_per_position": [3, 2, 1]}},
     ],
-    "padding_not_applied": [{"statuses": [WORKER | {"pads": False}]}, {"pads": False}],
+    "padding_not_applied": [
+        {"statuses": [WORKER | {"pads": False}]},
+        {"pads": False},
+        {"columns": {"uniform_share_decode": 0.2}},
+    ],
     "not_counted": [{"steps": None}],
     "counters_backwards": [
         {"deltas": Deltas(backwards=("generation_tokens",))},

@@ -86,3 +86,9 @@ def test_share_of_time_in_full_graphs():
     steps = StepDeltas(steps=4, mode_full=3, timed_ns=100, timed_full_ns=25)
     assert graph_columns(steps, True)["full_share_time"] == 0.25
     assert graph_columns(steps, True)["full_share"] == 0.75
+
+
+def test_the_mean_batch_is_of_decode_only_steps():
+    """Decodes that ran beside a prompt are in neither number."""
+    assert step_columns(StepDeltas(decode_steps=4, decode_requests=10, steps=9))["mean_batch"] == 2.5
+    assert step_columns(StepDeltas(decode_steps=4))["mean_batch"] is None

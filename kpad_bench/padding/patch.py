@@ -184,19 +184,17 @@ def status(worker: Any) -> dict[str, Any]:
     speculative, compilation = config.speculative_config, config.compilation_config
     is_v1 = hasattr(runner, "kpad_tally")
     mode = getattr(compilation.cudagraph_mode, "name", None)
-    has_graphs = (
-        worker.current_platform.is_cuda_alike() if hasattr(worker, "current_platform") else _is_cuda()
-    )
+    is_cuda = bool(worker.current_platform.is_cuda_alike())
     return {
         "marker": MARKER,
         "rank": worker.rank,
         "is_output_rank": worker.rank == _output_rank(config.parallel_config),
         "pid": os.getpid(),
         "runner": "v1" if is_v1 else "v2",
-        "platform": "cuda" if has_graphs else "cpu",
-        "has_graphs": has_graphs and mode not in (None, "NONE"),
-        "cudagraph_mode": mode if has_graphs else None,
-        "capture_sizes": list(compilation.cudagraph_capture_sizes or []) if has_graphs else [],
+        "platform": "cuda" if is_cuda else "cpu",
+        "has_graphs": is_cuda and mode not in (None, "NONE"),
+        "cudagraph_mode": mode if is_cuda else None,
+        "capture_sizes": list(compilation.cudagraph_capture_sizes or []) if is_cuda else [],
         "num_gpu_blocks": config.cache_config.num_gpu_blocks,
         "pads": pads_here() and speculative is not None,
         "k": None if speculative is None else speculative.num_speculative_tokens,

@@ -87,12 +87,11 @@ class Tally:
 
     def verified(self, scheduled: Mapping[str, Sequence[int]]) -> None:
         """Drafts that go into this step's verification: request id -> draft token ids."""
-        known, real = self.real_lengths, 0
-        for request_id, draft in scheduled.items():
-            length = len(draft)
-            real += min(known.get(request_id, length), length)
+        lengths = [len(draft) for draft in scheduled.values()]
+        proposed = map(self.real_lengths.get, scheduled, lengths)  # a draft nobody noted is all real
+        real = sum(map(min, proposed, lengths))
         self.real_draft_tokens += real
-        self.pad_tokens += sum(map(len, scheduled.values())) - real
+        self.pad_tokens += sum(lengths) - real
 
     def sampled(self, request_ids: Sequence[str], sampled_token_ids: Sequence[Sequence[int]]) -> None:
         """What verification let through: accepted tokens beyond the real draft are pad hits."""
