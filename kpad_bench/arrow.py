@@ -90,7 +90,9 @@ def read_table(path: Path, columns: Sequence[Column]) -> pa.Table:
     except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
     except (pa.ArrowInvalid, OSError) as error:
-        raise DataError(f"{path}: not a whole Parquet file ({_first_line(error)})") from error
+        raise DataError(
+            f"{path}: not a whole Parquet file ({_first_line(error)}); move it away to go on without its rows"
+        ) from error
     lacking = [name for name in ("schema_version", "trial_id") if name not in present]
     if lacking:
         raise DataError(f"{path}: not one of this tool's tables: it has no column {', '.join(lacking)}")

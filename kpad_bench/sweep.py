@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import os
+import shlex
 import shutil
 import signal
 from collections.abc import Iterator, Mapping
@@ -271,7 +272,7 @@ def closing_note(folder: RunFolder, n_bad: int, progress: Progress) -> None:
         progress.note(
             f"{n_bad} trials are not ok: their rows say why. Running the same command again redoes them"
         )
-    progress.note(f"rows: {folder.path}\nnext: kpad-bench reduce {folder.path}")
+    progress.note(f"rows: {folder.path}\nnext: kpad-bench reduce {shlex.quote(str(folder.path))}")
 
 
 @contextlib.contextmanager
