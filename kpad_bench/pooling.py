@@ -32,7 +32,7 @@ _READ = (
     *_NIGHT,
     *_GROUP,
     *("trial_id", "round", "repeat", "status", "reason", "warnings"),
-    *("output_tok_per_s", "full_share_decode", "full_share_reason"),
+    *("output_tok_per_s", "full_share_decode", "full_share_reason", "runner"),
     *SAME_CELL,
     *COMPARABLE,
 )
@@ -59,6 +59,7 @@ class ArmAtK:
     failures: list[str] = field(default_factory=list)
     full_share: float | None = None
     full_share_reasons: set[str] = field(default_factory=set)
+    runners: set[str] = field(default_factory=set)
     warnings: set[str] = field(default_factory=set)
 
     @property
@@ -251,6 +252,8 @@ def _add_doubts(known: dict[tuple[Any, ...], ArmAtK], ok: pd.DataFrame) -> None:
     uncounted = ok[ok["full_share_decode"].isna() & ok["full_share_reason"].notna()]
     for row in plain_rows(uncounted[[*_GROUP, "full_share_reason"]].drop_duplicates()):
         known[_key(row)].full_share_reasons.add(row["full_share_reason"])
+    for row in plain_rows(ok.loc[ok["runner"].notna(), [*_GROUP, "runner"]].drop_duplicates()):
+        known[_key(row)].runners.add(row["runner"])
     warned = ok.loc[ok["warnings"].notna(), [*_GROUP, "warnings"]]
     for row in plain_rows(warned[warned["warnings"].map(len).astype(bool)]):
         known[_key(row)].warnings.update(row["warnings"])

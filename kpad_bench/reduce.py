@@ -133,7 +133,17 @@ def _best(arms: Sequence[ArmAtK], family: str) -> tuple[dict[str, Any], list[str
             for arm in baselines
             if arm.rounds and arm.runs.isdisjoint(best.runs)
         ]
+        texts += [
+            f"{arm.label} ran on vLLM's {_listed(arm.runners)} runner, {best.label} on "
+            f"{_listed(best.runners)}: the gain over it is of the runners too"
+            for arm in baselines
+            if arm.rounds and arm.runners and best.runners and arm.runners != best.runners
+        ]
     return record, [*texts, *_doubts_of_trials(eligible, baselines)]
+
+
+def _listed(runners: set[str]) -> str:
+    return " and ".join(sorted(runner.upper() for runner in runners))
 
 
 def _why_not_eligible(arm: ArmAtK) -> str | None:

@@ -413,6 +413,24 @@ def test_other_arms_without_speculation_need_no_k():
     assert (row["best_k"], row["vs_van_pct"]) == (4, pytest.approx(100.0))
 
 
+def test_a_baseline_on_another_runner_is_a_footnote():
+    """vLLM's V2 runner with async scheduling is another engine: the gain over it says so."""
+    rows = frame(("kpad", 4, 2.0, {"runner": "v1"}), ("van", None, 1.0, {"runner": "v2"}))
+    assert "van ran on vLLM's V2 runner, kpad@4 on V1" in only_row(rows)[1]
+    same = frame(("kpad", 4, 2.0, {"runner": "v1"}), ("van", None, 1.0, {"runner": "v1"}))
+    assert "runner" not in only_row(same)[1]
+
+
+def test_inflated_draft_counters_change_nothing():
+    """Padding raises drafts and draft tokens at equal acceptance: no table ranks by them."""
+    few = {"n_drafts": 124, "draft_tokens": 266, "accepted_tokens": 90, "acceptance_length": 1.7}
+    many = {"n_drafts": 176, "draft_tokens": 704, "accepted_tokens": 90, "acceptance_length": 1.7}
+    other = ("kpad", 8, 1.0, {**few, "acceptance_length": 9.0})
+    tables = [best_k(frame(("kpad", 4, 2.0, counters), other)) for counters in (few, many)]
+    assert render(tables[0], "csv") == render(tables[1], "csv")
+    assert only_row(frame(("kpad", 4, 2.0, many), other))[0]["best_k"] == 4
+
+
 def test_rows_need_the_four_columns():
     """A DataFrame without throughput is a usage error."""
     with pytest.raises(UsageError, match="output_tok_per_s"):
