@@ -117,6 +117,8 @@ class Load(Frozen):
     concurrency: Concurrency
     n_prompts: PositiveInt
     n_warmup: Annotated[int, Field(ge=0, strict=True)] = 8
+    #: disjoint prompts answered after the caches were emptied, before the pass: what production looks like
+    n_primed: Annotated[int, Field(ge=0, strict=True)] = 0
     max_tokens: PositiveInt
     temperature: Annotated[float, Field(ge=0)]
     seed: Annotated[int, Field(strict=True)] = 0
@@ -128,6 +130,7 @@ class LoadOverride(Frozen):
     concurrency: Concurrency | None = None
     n_prompts: PositiveInt | None = None
     n_warmup: Annotated[int, Field(ge=0, strict=True)] | None = None
+    n_primed: Annotated[int, Field(ge=0, strict=True)] | None = None
     max_tokens: PositiveInt | None = None
     temperature: Annotated[float, Field(ge=0)] | None = None
     seed: Annotated[int, Field(strict=True)] | None = None

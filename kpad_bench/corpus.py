@@ -41,6 +41,11 @@ class FrozenCorpus:
         """Prompts to warm a server up with; none of them is measured, in this corpus or another."""
         return self.with_role(WARMUP)
 
+    @property
+    def priming(self) -> tuple[Prompt, ...]:
+        """Prompts to fill a suffix cache with before a pass; none of them is measured either."""
+        return self.with_role(PRIMING)
+
     def with_role(self, role: str) -> tuple[Prompt, ...]:
         """Prompts kept for one use, in rank order."""
         return tuple(one.prompt for one in self.prompts if one.role == role)

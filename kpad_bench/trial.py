@@ -12,7 +12,7 @@ from typing import Any
 
 from kpad_bench.argv import suffix_settings
 from kpad_bench.bootlog import graph_downgrade
-from kpad_bench.config import Arm, Resolved
+from kpad_bench.config import Arm, Load, Resolved
 from kpad_bench.corpus import FrozenCorpus
 from kpad_bench.counters import delta, snapshot
 from kpad_bench.doubts import plan_doubts, row_doubts
@@ -89,7 +89,7 @@ class TrialRunner:
         if too_long:
             return {"status": INVALID, "reason": "invalid_workload", "detail": too_long}, [], {}
         self.progress.warming(trial)
-        cache_state = self._prepare(server, cell, corpus.warmup[: cell.load.n_warmup])
+        cache_state = self._prepare(server, cell)
         before = read(server)
         self.progress.passing(trial)
         trace = self._pass(server, prompts, cell)
@@ -103,19 +103,29 @@ class TrialRunner:
         ]
         return outcome, request_rows(trace, save_text=self.save_text), raw_files(before, after)
 
-    def _prepare(self, server: AnyServer, cell: Cell, warmup: Sequence[Prompt]) -> str | None:
-        """Warm up with disjoint prompts, then empty both caches. Returns the state of the suffix cache."""
-        if warmup:
-            load = cell.load.model_copy(update={"max_tokens": min(cell.load.max_tokens, WARMUP_MAX_TOKENS)})
-            run(run_pass(target_of(server), warmup, load, self._limits(cell)))
+    def _prepare(self, server: AnyServer, cell: Cell) -> str | None:
+        """Warm up, empty both caches, prime if asked to; all with disjoint prompts.
+
+        Returns the state of the suffix cache; None where there is none, or it is not known.
+        """
+        corpus, load = self.corpora[cell.corpus], cell.load
+        short = load.model_copy(update={"max_tokens": min(load.max_tokens, WARMUP_MAX_TOKENS)})
+        self._answer(server, cell, corpus.warmup[: load.n_warmup], short)
         if server.is_attached:  # somebody else's caches are not ours to empty
             return None
         emptied = server.endpoint.worker_call("kpad_empty_cache") or []
         server.endpoint.reset_prefix_cache()
-        if cell.k is None:
-            return None
+        primers = corpus.priming[: load.n_primed]
+        self._answer(server, cell, primers, load)
         # Without an answer the plugin is missing, and the trial is invalid: its state is not known.
-        return "cold" if emptied and all(answer.get("emptied") for answer in emptied) else None
+        if cell.k is None or not emptied or not all(answer.get("emptied") for answer in emptied):
+            return None
+        return f"primed({len(primers)})" if primers else "cold"
+
+    def _answer(self, server: AnyServer, cell: Cell, prompts: Sequence[Prompt], load: Load) -> None:
+        """Have prompts answered that are not measured."""
+        if prompts:
+            run(run_pass(target_of(server), prompts, load, self._limits(cell)))
 
     def _pass(self, server: AnyServer, prompts: Sequence[Prompt], cell: Cell) -> PassTrace:
         def tick(now: PassProgress) -> None:
@@ -165,6 +175,7 @@ class TrialRunner:
         for name, prompts, wanted in (
             ("prompts", corpus.measured, load.n_prompts),
             ("warm-up prompts", corpus.warmup, load.n_warmup),
+            ("priming prompts", corpus.priming, load.n_primed),
         ):
             if len(prompts) < wanted:
                 found.append(f"{cell.corpus} has {len(prompts)} {name}, {wanted} were asked for")

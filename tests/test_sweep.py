@@ -207,3 +207,17 @@ def test_every_trial_is_a_part_before_the_next_one_starts(lab: Lab, monkeypatch:
     assert names == {row["trial_id"] for row in lab.rows()}
     assert len(names) == 2
     assert names == {p.stem for p in (lab.run_path() / "requests").glob("*.parquet")}
+
+
+def test_a_primed_pass_follows_disjoint_answers(lab: Lab) -> None:
+    """Priming prompts, asked for, are answered between the emptying and the pass; the row has their number."""
+    lab.set(arms=["kpad"], k=[4], load={**lab.config["load"], "n_primed": 3})
+    assert lab.sweep() == 0
+    row = lab.row()
+    assert row["cache_state"] == "primed(3)"
+    frozen = open_frozen(row["corpus"])
+    calls = lab.calls()
+    emptied = max(place for place, call in enumerate(calls) if call["path"] == "kpad_empty_cache")
+    after = [call["prompt"].removeprefix("user: ") for call in calls[emptied:] if call["path"] == TOKENS]
+    assert sorted(after[:3]) == sorted(prompt.text for prompt in frozen.priming[:3])
+    assert sorted(after[3:]) == sorted(prompt.text for prompt in frozen.measured[: row["n_prompts"]])

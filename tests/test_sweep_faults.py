@@ -193,7 +193,7 @@ def test_missing_metrics_leave_nulls(lab: Lab, faults: dict[str, Any]) -> None:
     lab.set(arms=["kpad"])
     assert lab.sweep() == 0
     row = lab.row()
-    for name in ("tokens_reconciled", "acceptance_length", "chunk_merge_share", "mean_batch"):
+    for name in ("tokens_reconciled", "acceptance_length", "chunk_merge_share"):
         assert row[name] is None
     for name in ("output_tok_per_s", "ttft_p50_s", "tpot_p50_s", "itl_p99_s", "e2e_p90_s"):
         assert row[name] > 0
