@@ -210,7 +210,7 @@ def test_every_trial_is_a_part_before_the_next_one_starts(lab: Lab, monkeypatch:
 
 
 def test_a_primed_pass_follows_disjoint_answers(lab: Lab) -> None:
-    """Priming prompts, asked for, are answered between the emptying and the pass; the row has their number."""
+    """Priming prompts are answered between the emptying and the pass; the row has their number."""
     lab.set(arms=["kpad"], k=[4], load={**lab.config["load"], "n_primed": 3})
     assert lab.sweep() == 0
     row = lab.row()
