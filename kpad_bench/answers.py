@@ -24,7 +24,7 @@ from kpad_bench.equality import Answer
 from kpad_bench.errors import ServerError
 from kpad_bench.frequency import N_TOKENS
 from kpad_bench.prompt import Prompt
-from kpad_bench.reading import Reading, deltas_of, has_graphs, messages
+from kpad_bench.reading import Reading, deltas_of, has_graphs
 
 #: Tokens asked for at each step: the best two, and enough to place another arm's choice.
 N_TOP = 5
@@ -109,7 +109,7 @@ def greedy_body(model: str, prompt: Prompt, max_tokens: int) -> dict[str, Any]:
     """The request: temperature 0, ids instead of texts."""
     return {
         "model": model,
-        "messages": messages(prompt),
+        "messages": prompt.messages(),
         "max_tokens": max_tokens,
         "temperature": 0,
         "seed": 0,

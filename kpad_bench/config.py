@@ -272,3 +272,7 @@ class Resolved(Frozen):
     config: SweepConfig
     models: dict[str, ModelEntry]
     arms: dict[str, Arm]
+
+    def arm_of(self, name: str, arm_at_k: str) -> Arm:
+        """The arm of a server variant, configured by its name or as ``name@K``."""
+        return self.arms.get(name) or self.arms[arm_at_k]

@@ -14,7 +14,7 @@ from kpad_bench.doubts import plan_doubts
 from kpad_bench.errors import UsageError
 from kpad_bench.launch import shown_argv, shown_env
 from kpad_bench.models import models_dir
-from kpad_bench.plan import Boot, Cell, Plan, make_plan, planned_doubts
+from kpad_bench.plan import Cell, Plan, make_plan, planned_doubts
 
 
 def describe(resolved: Resolved, cell_id: str | None, output_format: str) -> str:
@@ -55,12 +55,10 @@ def _launch_record(resolved: Resolved, plan: Plan, cell: Cell) -> dict[str, Any]
         "boot_id": boot.boot_id,
         "argv": (["taskset", "-c", cpus] if cpus else []) + shown_argv(argv),
         "env": shown_env(dict(boot.env)),
-        "warnings": plan_doubts(_arm(resolved, boot), boot.k, resolved.config.server, cell.load.concurrency),
+        "warnings": plan_doubts(
+            resolved.arm_of(boot.arm, boot.arm_at_k), boot.k, resolved.config.server, cell.load.concurrency
+        ),
     }
-
-
-def _arm(resolved: Resolved, boot: Boot) -> Any:
-    return resolved.arms.get(boot.arm) or resolved.arms[boot.arm_at_k]
 
 
 def _launch_text(record: dict[str, Any]) -> str:

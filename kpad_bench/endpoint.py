@@ -44,8 +44,7 @@ def request_body(target: Target, prompt: Prompt, load: Load) -> bytes:
     if target.endpoint == COMPLETIONS:
         body["prompt"] = prompt.text if prompt.system is None else f"{prompt.system}\n\n{prompt.text}"
     else:
-        system = [] if prompt.system is None else [{"role": "system", "content": prompt.system}]
-        body["messages"] = [*system, {"role": "user", "content": prompt.text}]
+        body["messages"] = prompt.messages()
     return msgspec.json.encode(body)
 
 

@@ -114,7 +114,7 @@ def planned_doubts(resolved: Resolved, plan: Plan) -> list[str]:
     """What is doubtful about each server variant before anything has run, each said once."""
     found: dict[str, None] = {}
     for _, boot in plan.boots():
-        arm = resolved.arms.get(boot.arm) or resolved.arms[boot.arm_at_k]
+        arm = resolved.arm_of(boot.arm, boot.arm_at_k)
         width = max(trial.cell.load.concurrency for trial in boot.trials)
         texts = plan_doubts(arm, boot.k, resolved.config.server, width)
         found |= dict.fromkeys(f"{boot.arm}: {text}" for text in texts)

@@ -21,6 +21,11 @@ class Prompt:
     system: str | None
     sha256: str
 
+    def messages(self) -> list[dict[str, str]]:
+        """The prompt as chat messages."""
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return [*system, {"role": "user", "content": self.text}]
+
 
 @dataclass(frozen=True, slots=True)
 class Placed:

@@ -102,7 +102,7 @@ def unfit_prompts(
     tokenizer: near the limit one request turns every request's draft into zeros.
     """
     room = max_model_len - cell.load.max_tokens - 2 * largest_k - 2
-    lengths = [server.endpoint.prompt_tokens(messages(prompt)) for prompt in prompts]
+    lengths = [server.endpoint.prompt_tokens(prompt.messages()) for prompt in prompts]
     long = [
         (n, prompt.prompt_id)
         for n, prompt in zip(lengths, prompts, strict=True)
@@ -116,12 +116,6 @@ def unfit_prompts(
         f"{len(long)} of {len(prompts)} prompts do not fit: {prompt_id} has {longest} tokens, "
         f"there is room for {room} ({limits}); lower max_tokens or raise server.max_model_len"
     )
-
-
-def messages(prompt: Prompt) -> list[dict[str, str]]:
-    """A prompt as chat messages."""
-    system = [] if prompt.system is None else [{"role": "system", "content": prompt.system}]
-    return [*system, {"role": "user", "content": prompt.text}]
 
 
 def raw_files(before: Reading, after: Reading) -> dict[str, bytes]:

@@ -192,7 +192,7 @@ class TrialRunner:
         return Limits(idle_timeout_s=stalled_s, stalled_s=stalled_s)
 
     def _arm(self, cell: Cell) -> Arm:
-        return self.resolved.arms.get(cell.arm) or self.resolved.arms[cell.arm_at_k]
+        return self.resolved.arm_of(cell.arm, cell.arm_at_k)
 
     def _ids(self, trial: Trial) -> dict[str, Any]:
         return {"schema_version": SCHEMA_VERSION, "run_id": self.folder.run_id, "trial_id": trial.trial_id}
