@@ -2,7 +2,7 @@
 
 Pure: text in, differences out. A sample is matched by its exact name, because
 counters have ``_created`` twins and ``_per_pos_total`` cousins that share their prefix. What is
-missing is None, never zero.
+missing is None, never zero. The log's own summary of drafts is only told, never counted.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ CACHE_CONFIG = "vllm:cache_config_info"
 _SAMPLE = re.compile(
     r'([a-zA-Z_:][\w:]*)(?:\{((?:[^"{}]|"(?:[^"\\]|\\.)*")*)\})?[ \t]+(\S+)(?:[ \t]+-?\d+)?[ \t]*(?:#.*)?'
 )
+_LOG_LINE = re.compile(r"SpecDecoding metrics: (.*)")
+_LOG_COUNT = re.compile(r"\b(Accepted|Drafted): (\d+) tokens")
 _LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 _ESCAPES = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
 
@@ -158,9 +160,14 @@ def delta(before: Snapshot, after: Snapshot) -> Deltas:
 
 
 def _rises(before: Snapshot, after: Snapshot, name: str) -> dict[Labels, float] | None:
-    """Rise per series; None unless both snapshots have the same series (a cut dump has fewer)."""
+    """Rise per series; None unless both snapshots have the same series (a cut dump has fewer).
+
+    A dump that was cut before the newer of two names has only the older one, and counts of two names are
+    not subtracted.
+    """
     old, new = before.series.get(name), after.series.get(name)
-    if old is None or new is None or old.keys() != new.keys():
+    is_same = before.found.get(name) == after.found.get(name)
+    if old is None or new is None or not is_same or old.keys() != new.keys():
         return None
     return {labels: new[labels] - old[labels] for labels in new}
 
@@ -175,3 +182,25 @@ def _by_position(rises: Mapping[Labels, float]) -> list[int] | None:
     if sorted(by_position) != list(range(len(by_position))):
         return None
     return [round(by_position[position]) for position in range(len(by_position))]
+
+
+class LoggedDrafts(NamedTuple):
+    """Draft tokens by the log's summaries: intervals of the log, which are not those of a pass."""
+
+    accepted: int
+    drafted: int
+
+
+def logged_drafts(log: str) -> LoggedDrafts | None:
+    """Sum over the ``SpecDecoding metrics`` lines of a log; None when no line tells both counts.
+
+    vLLM has worded the line in three ways (pull requests 15902 and 24127, and 0.25.1): other fields, in
+    another order, a rate that may be ``nan%``. So the two counts are found by their names.
+    """
+    lines = [dict(_LOG_COUNT.findall(line)) for line in _LOG_LINE.findall(log)]
+    told = [line for line in lines if {"Accepted", "Drafted"} <= line.keys()]
+    if not told:
+        return None
+    return LoggedDrafts(
+        sum(int(line["Accepted"]) for line in told), sum(int(line["Drafted"]) for line in told)
+    )

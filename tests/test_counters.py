@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from kpad_bench.counters import Deltas, delta, parse_samples, snapshot
+from kpad_bench import metrics
+from kpad_bench.counters import Deltas, LoggedDrafts, delta, logged_drafts, parse_samples, snapshot
 
 MODERN = """\
 # HELP vllm:generation_tokens_total Number of generation tokens processed.
@@ -36,6 +39,32 @@ def test_twins_and_cousins_are_never_mixed_in():
     assert now.num_gpu_blocks == 182
 
 
+def test_a_sum_by_prefix_is_what_is_avoided():
+    """Of a total of 90, a creation time of 1.7e9 and 60 + 30 by position, 90 were accepted, in any order."""
+    stem = "vllm:spec_decode_num_accepted_tokens"
+    lines = [
+        f"{stem}_total 90",
+        f"{stem}_created 1.7e+09",
+        f'{stem}_per_pos_total{{position="0"}} 60',
+        f'{stem}_per_pos_total{{position="1"}} 30',
+        f'{stem}_per_pos_created{{position="0"}} 1.7e+09',
+    ]
+    for order in (lines, lines[::-1]):
+        now = snapshot("\n".join([*order, ""]))
+        assert now.total("accepted_tokens") == 90
+        assert now.total("accepted_per_position") == 90
+        assert now.total("n_drafts") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1e+06", 1_000_000), ("1.0005E+06", 1_000_500), ("2.5e-1", 0.25), ("17", 17), ("+3.0", 3), (".5", 0.5)],
+)
+def test_values_are_read_in_any_notation(text, value):
+    """Prometheus clients switch to exponents at a million."""
+    assert snapshot(f"vllm:generation_tokens_total {text}\n").total("generation_tokens") == value
+
+
 GENERATIONS = {
     "newest": (
         ["generation_tokens_total", "inter_token_latency_seconds_count", "prefix_cache_hits_total"],
@@ -47,7 +76,12 @@ GENERATIONS = {
     ),
     "oldest": (
         ["generation_tokens", "time_per_output_token_seconds_count", "gpu_prefix_cache_hits"],
-        ["vllm:gpu_prefix_cache_hit_rate{} -1.0"],
+        [
+            "vllm:gpu_prefix_cache_hit_rate{} -1.0",
+            "vllm:spec_decode_efficiency{} 0.6",
+            "vllm:spec_decode_draft_acceptance_rate{} 0.6",
+            "vllm:spec_decode_num_emitted_tokens_total{} 106",
+        ],
     ),
 }
 
@@ -69,6 +103,16 @@ def test_two_generations_at_once_are_not_added():
     """A server that shows the old name beside the new one is counted once."""
     text = "vllm:time_per_output_token_seconds_count 8\nvllm:inter_token_latency_seconds_count 9\n"
     assert snapshot(text).total("decode_events") == 9
+
+
+def test_counts_under_two_names_are_not_subtracted():
+    """A dump cut before the newer name still has the older one: the rise is not known then."""
+    older, newer = (
+        "vllm:time_per_output_token_seconds_count 8\n",
+        "vllm:inter_token_latency_seconds_count 90\n",
+    )
+    assert delta(snapshot(older), snapshot(older + newer)).decode_events is None
+    assert delta(snapshot(older + newer), snapshot(older)) == Deltas()
 
 
 def test_labels_may_hold_anything():
@@ -101,11 +145,34 @@ def test_engines_are_summed():
     assert snapshot(text + blocks).num_gpu_blocks == 300
 
 
+def test_engines_are_summed_at_each_position():
+    """Two engines with two positions each have two positions together, and P of both."""
+    name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+
+    def dump(factor):
+        places = [(engine, position) for engine in (0, 1) for position in (0, 1)]
+        lines = [f'{name}{{engine="{e}",position="{p}"}} {factor * (10 * e + p + 1)}' for e, p in places]
+        lines += [f'vllm:inter_token_latency_seconds_count{{engine="{e}"}} {factor * 100}' for e in (0, 1)]
+        return snapshot("\n".join([*lines, ""]))
+
+    found = delta(dump(1), dump(2))
+    assert found.accepted_per_position == [1 + 11, 2 + 12]
+    assert found.decode_events == 200
+    assert found.backwards == ()
+
+
+def test_an_engine_that_came_or_went_makes_the_rise_unknown():
+    """Its tokens before the pass are not known, so the sum over engines would be wrong."""
+    one, two = (f'vllm:generation_tokens_total{{engine="{engine}"}} 50\n' for engine in (0, 1))
+    assert delta(snapshot(one), snapshot(one + two)).generation_tokens is None
+    assert delta(snapshot(one + two), snapshot(one)).generation_tokens is None
+
+
 def grown(text, **values):
     """The dump with the values of some samples (by name without vllm:) replaced."""
     lines = []
     for line in text.splitlines():
-        name = line.split("{")[0].removeprefix("vllm:")
+        name = re.split(r"[{ ]", line)[0].removeprefix("vllm:")
         lines.append(f"{line.rsplit(' ', 1)[0]} {values[name]}" if name in values else line)
     return "\n".join([*lines, ""])
 
@@ -161,3 +228,58 @@ def test_zero_drafts_are_zero():
     text = "vllm:spec_decode_num_drafts_total 0.0\nvllm:spec_decode_num_drafts_created 1.7e+09\n"
     found = delta(snapshot(text), snapshot(text))
     assert (found.n_drafts, found.draft_tokens) == (0, None)
+
+
+def test_acceptance_length_does_not_see_inflated_drafts():
+    """The same output with 124 or 176 drafts of 266 or 704 tokens: one definition, one number."""
+    text = """\
+vllm:generation_tokens_total 510
+vllm:time_to_first_token_seconds_count 10
+vllm:inter_token_latency_seconds_count 250
+vllm:spec_decode_num_accepted_tokens_total 240
+vllm:spec_decode_num_drafts_total 124
+vllm:spec_decode_num_draft_tokens_total 266
+"""
+    none = snapshot("".join(f"{line.split()[0]} 0\n" for line in text.splitlines()))
+    inflated = grown(text, spec_decode_num_drafts_total=176, spec_decode_num_draft_tokens_total=704)
+    found = [delta(none, snapshot(dump)) for dump in (text, inflated)]
+    assert [(d.n_drafts, d.draft_tokens, d.accepted_tokens) for d in found] == [
+        (124, 266, 240),
+        (176, 704, 240),
+    ]
+    assert [metrics.acceptance_length(d) for d in found] == [2.0, 2.0]
+
+
+SUMMARIES = {
+    "April 2025": "Draft acceptance rate: 58.3%, Accepted: 7 tokens, Drafted: 12 tokens",
+    "September 2025": "Draft acceptance rate: 70.0%, Mean acceptance length: 3.80, Accepted throughput: 4.20 "
+    "tokens/s, Drafted throughput: 6.00 tokens/s, Accepted: 21 tokens, Drafted: 30 tokens, Per-position "
+    "acceptance rate: 0.900, 0.700, 0.500",
+    "0.25.1 and 0.32.0": "Mean acceptance length: 2.50, Accepted throughput: 3.00 tokens/s, Drafted "
+    "throughput: 8.00 tokens/s, Accepted: 15 tokens, Drafted: 40 tokens, Per-position acceptance rate: 0.800, 0.700, Avg "
+    "Draft acceptance rate: 37.5%",
+    "no draft": "Mean acceptance length: 1.00, Accepted throughput: 0.00 tokens/s, Drafted throughput: 0.00 "
+    "tokens/s, Accepted: 0 tokens, Drafted: 0 tokens, Per-position acceptance rate: 0.000, Avg Draft "
+    "acceptance rate: nan%",
+}
+HEAD = "(APIServer pid=7) INFO 01-02 03:04:05 [metrics.py:96] SpecDecoding metrics: "
+COUNTS = {
+    "April 2025": (7, 12),
+    "September 2025": (21, 30),
+    "0.25.1 and 0.32.0": (15, 40),
+    "no draft": (0, 0),
+}
+
+
+@pytest.mark.parametrize("wording", SUMMARIES)
+def test_every_wording_of_the_logs_summary_is_read(wording):
+    """The counts are found by name, wherever they stand and whatever the rate beside them says."""
+    assert logged_drafts(f"INFO x\n{HEAD}{SUMMARIES[wording]}\r\n") == LoggedDrafts(*COUNTS[wording])
+
+
+def test_summaries_of_a_log_are_added():
+    """Each line is one interval; a line that lacks a count is left out, and of none there is nothing."""
+    log = "\n".join(f"{HEAD}{text}" for text in SUMMARIES.values())
+    assert logged_drafts(log) == LoggedDrafts(43, 82)
+    assert logged_drafts(f"{log}\n{HEAD}Accepted: 5 tokens") == LoggedDrafts(43, 82)
+    assert logged_drafts(f"Accepted: 5 tokens, Drafted: 6 tokens\n{HEAD}nothing of the kind") is None
