@@ -9,14 +9,14 @@ from typing import Any
 
 from kpad_bench.attached import AttachedServer
 from kpad_bench.bootlog import attention_backend
-from kpad_bench.counters import Deltas, delta, snapshot
+from kpad_bench.counters import Deltas, delta, parse_samples, snapshot
 from kpad_bench.hostcpu import parse_cpu_list
 from kpad_bench.launch import shown_argv, shown_env
 from kpad_bench.plan import Cell
 from kpad_bench.prompt import Prompt
 from kpad_bench.provenance import numa_nodes
 from kpad_bench.server import Server
-from kpad_bench.steps import StepDeltas, step_deltas
+from kpad_bench.steps import StepDeltas, front_end_deltas, step_deltas
 from kpad_bench.stream import PassTrace
 
 AnyServer = Server | AttachedServer
@@ -44,6 +44,11 @@ def deltas_of(before: Reading, after: Reading) -> tuple[Deltas, StepDeltas | Non
     if before.status is None or after.status is None:
         return deltas, None
     return deltas, step_deltas(before.status, after.status)
+
+
+def front_end_steps(before: Reading, after: Reading) -> StepDeltas | None:
+    """Steps as the API process heard of them: what there is where no worker counts."""
+    return front_end_deltas(parse_samples(before.metrics or ""), parse_samples(after.metrics or ""))
 
 
 def has_graphs(status: Sequence[Mapping[str, Any]]) -> bool | None:

@@ -110,6 +110,7 @@ SPEED = (
     *_quantiles("e2e", "time to last token"),
 )
 STEPS = _columns(
+    ("steps_source", "str", "who counted the steps: worker, or front_end where the runner has no counters"),
     ("n_steps", "int", "engine steps that ran the model in the pass"),
     ("n_decode_steps", "int", "steps in which every request was past its prompt"),
     ("uniform_share_decode", "float", "share of decode-only steps with exactly 1+K tokens for every request"),

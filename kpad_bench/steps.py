@@ -6,19 +6,22 @@ Pure: two reads of every worker in, differences and shares out. What is missing 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 #: Bins of the plugin's step-time histogram per factor of e (padding/tally.py).
 BINS_PER_E = 100
+#: How the plugin's stat logger names its samples (padding/frontend.py).
+FRONT_PREFIX = "kpad:front_"
+WORKER, FRONT_END = "worker", "front_end"
 
 
 @dataclass(frozen=True, slots=True)
 class StepDeltas:
-    """What the plugin counted in a pass, in the output rank; None for what it does not count.
+    """What the plugin counted in a pass; None for what it does not count.
 
-    ``decode_*`` are steps in which every request was past its prompt. ``timed_*`` are steps whose end
+    ``source``: the worker that is the output rank, or the front end (the API process). ``decode_*`` are steps in which every request was past its prompt. ``timed_*`` are steps whose end
     is known to be the start of the next one; their times are ns, and ``decode_bins`` is a histogram:
     bin -> steps of about e^(bin / BINS_PER_E) ns. ``disagree`` names counters on which the ranks
     differ, ``backwards`` those that fell.
@@ -38,14 +41,17 @@ class StepDeltas:
     pad_hits: int | None = None
     timed_ns: int | None = None
     timed_full_ns: int | None = None
+    timed_piecewise_ns: int | None = None
+    timed_none_ns: int | None = None
     timed_decode_steps: int | None = None
     timed_decode_ns: int | None = None
     decode_bins: Mapping[int, int] = field(default_factory=dict)
     disagree: tuple[str, ...] = ()
     backwards: tuple[str, ...] = ()
+    source: str = WORKER
 
 
-COUNTERS = tuple(f.name for f in fields(StepDeltas) if f.name not in ("decode_bins", "disagree", "backwards"))
+COUNTERS = tuple(f.name for f in fields(StepDeltas) if f.type == "int | None")
 #: Ranks do the same steps, each at its own clock.
 SAME_IN_ALL_RANKS = tuple(name for name in COUNTERS if not name.startswith("timed_"))
 
@@ -72,6 +78,38 @@ def step_deltas(before: Sequence[Status], after: Sequence[Status]) -> StepDeltas
     kept: dict[str, Any] = {name: rise for name, rise in ours.items() if rise >= 0}
     bins = _bins(old[output], new[output])
     return StepDeltas(**kept, decode_bins=bins, disagree=disagree, backwards=backwards)
+
+
+def front_end_deltas(
+    before: Iterable[tuple[str, Any, float]], after: Iterable[tuple[str, Any, float]]
+) -> StepDeltas | None:
+    """What the plugin's stat logger counted between two dumps of ``/metrics``; None where it did not.
+
+    Each dump as (name, labels, value), labels ignored. Steps that brought output, of all engines, as the API process was told of them. Pads and real drafts
+    are not known there. A counter that is first there in the second dump rose from 0.
+    """
+    old, new = _front_counts(before), _front_counts(after)
+    if not new or "steps" not in old:
+        return None
+    rises = {name: count - old.get(name, 0) for name, count in new.items()}
+    if "mode_full" in rises or "mode_piecewise" in rises or "mode_none" in rises:
+        rises = dict.fromkeys(("mode_full", "mode_piecewise", "mode_none"), 0) | rises
+    kept: dict[str, Any] = {name: rise for name, rise in rises.items() if rise >= 0}
+    return StepDeltas(
+        **kept,
+        source=FRONT_END,
+        backwards=tuple(name for name, rise in rises.items() if rise < 0),
+    )
+
+
+def _front_counts(samples: Iterable[tuple[str, Any, float]]) -> dict[str, int]:
+    """Counter by our name, summed over engines."""
+    ours = {f"{FRONT_PREFIX}{name}_total": name for name in COUNTERS}
+    counts: dict[str, int] = {}
+    for sample_name, _, value in samples:
+        if (name := ours.get(sample_name)) is not None:
+            counts[name] = counts.get(name, 0) + round(value)
+    return counts
 
 
 def _by_rank(statuses: Sequence[Status]) -> dict[int, Status]:
@@ -128,6 +166,7 @@ def step_time_p50(steps: StepDeltas) -> float | None:
 def step_columns(steps: StepDeltas) -> dict[str, object]:
     """Engine steps, their time, drafts and pads."""
     return {
+        "steps_source": None if steps.steps is None else steps.source,
         "n_steps": steps.steps,
         "n_decode_steps": steps.decode_steps,
         "uniform_share_decode": uniform_share_decode(steps),
@@ -150,6 +189,8 @@ def graph_columns(steps: StepDeltas, has_graphs: bool | None) -> dict[str, objec
         "full_share_reason": reason if full_share is None else None,
         "full_share_decode": ratio(shown.full_decode_steps, shown.decode_steps),
         "full_share_time": ratio(shown.timed_full_ns, shown.timed_ns),
+        "piecewise_share_time": ratio(shown.timed_piecewise_ns, shown.timed_ns),
+        "none_share_time": ratio(shown.timed_none_ns, shown.timed_ns),
         "piecewise_share": ratio(shown.mode_piecewise, shown.steps),
         "none_share": ratio(shown.mode_none, shown.steps),
         "graph_padding_tokens": shown.graph_padding_tokens,

@@ -29,6 +29,7 @@ from kpad_bench.reading import (
     Reading,
     cpu_columns,
     deltas_of,
+    front_end_steps,
     has_graphs,
     raw_files,
     read,
@@ -149,7 +150,8 @@ class TrialRunner:
     ) -> dict[str, Any]:
         deltas, steps = deltas_of(before, after)
         workers = after.status or before.status or []
-        columns = trial_columns(trace, deltas, steps, has_graphs(workers))
+        shown = steps or front_end_steps(before, after)
+        columns = trial_columns(trace, deltas, shown, has_graphs(workers))
         columns |= status_columns(workers) | cpu_columns(trace, before, after)
         if is_dead(server, trace):
             server.is_dead = True

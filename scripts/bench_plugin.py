@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""What the plugin costs a step: the padded proposer against vLLM's own, and the counting hooks alone.
+"""What the plugin costs a step: the padded proposer against vLLM's own, and the counting hooks alone,
+in the worker and in the API process.
 
     python scripts/bench_plugin.py [--requests 32] [--k 12] [--steps 2000]
 
@@ -22,7 +23,7 @@ from vllm.v1.spec_decode.suffix_decoding import SuffixDecodingProposer
 
 from kpad_bench.padding.pads import PadToken
 from kpad_bench.padding.patch import counted_dispatch, marked_execute, padded_propose
-from kpad_bench.padding.tally import Tally
+from kpad_bench.padding.tally import FrontTally, Tally
 
 BLOCK = 100
 PROMPT_TOKENS, ROOM_TOKENS, VOCABULARY = 200, 100_000, 400
@@ -123,6 +124,16 @@ def hooks_us(n_requests: int, k: int, n_steps: int) -> tuple[float, float]:
     return statistics.median(times[Runner]), statistics.median(times[hooked])
 
 
+def front_end_us(n_requests: int, n_steps: int) -> float:
+    """Median microseconds of counting one decode-only step in the API process."""
+    tally, gaps_s, times = FrontTally(), [0.0025] * n_requests, []
+    for _ in range(n_steps):
+        start = time.perf_counter_ns()
+        tally.step(0, gaps_s, "FULL")
+        times.append((time.perf_counter_ns() - start) / 1e3)
+    return statistics.median(times)
+
+
 def main() -> None:
     """Run and print a table."""
     parser = argparse.ArgumentParser(
@@ -147,6 +158,7 @@ def main() -> None:
     added_us, ratio = padded_us - unpadded_us, padded_us / unpadded_us
     print(f"padded and counted           {padded_us:8.1f} us   {added_us:+.1f} us, {ratio:.3f} times")
     print(f"counting hooks of a step     {hooked_us - bare_us:8.1f} us")
+    print(f"stat logger of a step        {front_end_us(given.requests, given.steps):8.1f} us")
 
 
 if __name__ == "__main__":

@@ -94,9 +94,11 @@ def test_wheel_has_no_prompts_and_nothing_but_the_package(wheel):
 
 
 def test_wheel_declares_the_command_and_the_vllm_plugin(wheel):
-    """Installing the wheel gives the kpad-bench command and vLLM's kpad plugin, and no other plugin."""
+    """Installing the wheel gives the kpad-bench command and vLLM's kpad plugin with its stat logger."""
     (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/entry_points.txt")]
     points = configparser.ConfigParser()
     points.read_string(wheel.read(name).decode())
     assert dict(points["console_scripts"]) == {"kpad-bench": "kpad_bench.cli:main"}
     assert dict(points["vllm.general_plugins"]) == {"kpad": "kpad_bench.padding:register"}
+    loggers = {"kpad": "kpad_bench.padding.frontend:StepLogger"}
+    assert dict(points["vllm.stat_logger_plugins"]) == loggers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import subprocess
 import sys
 from enum import Enum
@@ -12,7 +13,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, generate_latest
 
+from kpad_bench.counters import parse_samples
 from kpad_bench.padding import MARKER, PAD_ID_VARIABLE, PAD_VARIABLE, patch, register
 from kpad_bench.padding.pads import PadToken, PadTokenRefused, choose_pad_token, pad_drafts
 from kpad_bench.padding.patch import (
@@ -27,7 +30,8 @@ from kpad_bench.padding.patch import (
     status,
     wrap_engine,
 )
-from kpad_bench.padding.tally import Tally
+from kpad_bench.padding.tally import FrontTally, Tally
+from kpad_bench.steps import front_end_deltas
 
 PLENTY = 10_000
 LAST = PadToken(None, "last")
@@ -441,7 +445,9 @@ def test_a_step_lasts_until_the_next_one_starts(clock):
     run_steps(
         clock, tally, (0, step(both), Mode.FULL), (3, step(both), Mode.NONE), (5, step(both), Mode.FULL)
     )
-    assert (tally.timed_steps, tally.timed_ns, tally.timed_full_ns) == (2, 8_000_000, 3_000_000)
+    assert (tally.timed_steps, tally.timed_ns) == (2, 8_000_000)
+    assert tally.timed_modes == {"NONE": 5_000_000, "PIECEWISE": 0, "FULL": 3_000_000}
+    assert (tally.read()["timed_full_ns"], tally.read()["timed_none_ns"]) == (3_000_000, 5_000_000)
     assert (tally.timed_decode_steps, tally.timed_decode_ns) == (2, 8_000_000)
     assert sum(tally.decode_bins.values()) == 2
 
@@ -663,3 +669,43 @@ def test_importing_the_plugin_loads_nothing_else():
     names = set(done.stdout.split())
     assert {name for name in names if name.startswith("kpad_bench")} == {"kpad_bench", "kpad_bench.padding"}
     assert {name.split(".")[0] for name in names} - {"kpad_bench"} <= set(sys.stdlib_module_names)
+
+
+# --- steps as the API process hears of them
+
+
+def test_front_end_steps_are_decode_only_when_no_request_got_its_first_token():
+    """Their time is the least gap of any request; a step with a prompt in it is a step and no more."""
+    tally = FrontTally()
+    tally.step(2, [], None)
+    tally.step(0, [0.004, 0.009, 0.004], "FULL")
+    tally.step(1, [0.020, 0.020], "PIECEWISE")
+    tally.step(0, [], None)  # only requests that were aborted
+    assert (tally.steps, tally.decode_steps, tally.decode_requests) == (4, 1, 3)
+    assert (tally.timed_decode_steps, tally.timed_decode_ns) == (1, 4_000_000)
+    assert tally.read()["mode_full"] == tally.read()["mode_piecewise"] == 1
+    assert "mode_none" not in tally.read()
+
+
+def test_the_step_logger_shows_its_counts_among_the_server_s_metrics(monkeypatch):
+    """Named so that the harness finds them, one series per engine; a step without output is not told of."""
+    loggers = ModuleType("vllm.v1.metrics.loggers")
+    loggers.StatLoggerBase = type("StatLoggerBase", (), {})
+    for name in ("vllm", "vllm.v1", "vllm.v1.metrics"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, "vllm.v1.metrics.loggers", loggers)
+    monkeypatch.delitem(sys.modules, "kpad_bench.padding.frontend", raising=False)
+    frontend = importlib.import_module("kpad_bench.padding.frontend")
+    registry = CollectorRegistry()
+    monkeypatch.setattr(frontend, "REGISTRY", registry)
+    one, two = frontend.StepLogger(None), frontend.StepLogger(None, engine_index=1)
+    before = list(parse_samples(generate_latest(registry).decode()))
+    stats = SimpleNamespace(time_to_first_tokens_iter=[], inter_token_latencies_iter=[0.002, 0.002])
+    scheduler = SimpleNamespace(cudagraph_stats=SimpleNamespace(runtime_mode="FULL"))
+    for logger in (one, one, two):
+        logger.record(scheduler, stats, mm_cache_stats=None, engine_idx=0)
+    one.record(scheduler, None)
+    found = front_end_deltas(before, parse_samples(generate_latest(registry).decode()))
+    assert (found.source, found.steps, found.decode_steps, found.decode_requests) == ("front_end", 3, 3, 6)
+    assert (found.mode_full, found.mode_piecewise, found.timed_decode_ns) == (3, 0, 6_000_000)
+    monkeypatch.delitem(sys.modules, "kpad_bench.padding.frontend")

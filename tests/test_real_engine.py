@@ -27,7 +27,7 @@ from kpad_bench.launch import Launch
 from kpad_bench.metrics import acceptance_length
 from kpad_bench.models import fetch, models_dir
 from kpad_bench.prompt import Prompt
-from kpad_bench.reading import deltas_of, read
+from kpad_bench.reading import deltas_of, front_end_steps, read
 from kpad_bench.server import Server, boot
 from kpad_bench.steps import StepDeltas, step_columns, uniform_share_decode
 from kpad_bench.trial import target_of
@@ -61,6 +61,7 @@ class Passed:
 
     deltas: Deltas
     steps: StepDeltas
+    front: StepDeltas
     texts: list[str]
 
     @property
@@ -167,10 +168,13 @@ def passes_around_a_reset(story: Story, server: Server, prompts: tuple[Prompt, .
             empty(server)
         before = read(server)
         trace = run(run_pass(target_of(server), prompts, LOAD, Limits()))
-        deltas, steps = deltas_of(before, read(server))
+        after = read(server)
+        deltas, steps = deltas_of(before, after)
+        front = front_end_steps(before, after)
         assert steps is not None
+        assert front is not None
         assert all(request.is_ok for request in trace.requests)
-        story.passes[name] = Passed(deltas, steps, [request.text for request in trace.requests])
+        story.passes[name] = Passed(deltas, steps, front, [request.text for request in trace.requests])
     status = server.endpoint.worker_call("kpad_status")
     assert status is not None
     story.steps_since_boot = status[0]["counters"]["steps"]
@@ -229,6 +233,15 @@ def test_the_plugin_counts_the_steps_that_vllm_s_own_table_counts(story: Story) 
     table = graph_table(story.log)
     assert table is not None
     assert steps_by_mode(table) == {"NONE": story.steps_since_boot}
+
+
+def test_the_front_end_hears_of_the_steps_that_the_worker_counts(story: Story) -> None:
+    """Two ways into vLLM, one answer: steps, decode-only steps, their requests and graph modes."""
+    counted = ("steps", "decode_steps", "decode_requests", "mode_full", "mode_piecewise", "mode_none")
+    for passed in story.passes.values():
+        assert [getattr(passed.front, name) for name in counted] == [
+            getattr(passed.steps, name) for name in counted
+        ]
 
 
 def test_decode_steps_are_timed(story: Story) -> None:

@@ -5,7 +5,14 @@ import math
 import pytest
 
 from kpad_bench.padding import tally
-from kpad_bench.steps import BINS_PER_E, StepDeltas, graph_columns, step_columns, step_deltas
+from kpad_bench.steps import (
+    BINS_PER_E,
+    StepDeltas,
+    front_end_deltas,
+    graph_columns,
+    step_columns,
+    step_deltas,
+)
 
 
 def status(rank, *, output=False, bins=None, **counters):
@@ -92,3 +99,42 @@ def test_the_mean_batch_is_of_decode_only_steps():
     """Decodes that ran beside a prompt are in neither number."""
     assert step_columns(StepDeltas(decode_steps=4, decode_requests=10, steps=9))["mean_batch"] == 2.5
     assert step_columns(StepDeltas(decode_steps=4))["mean_batch"] is None
+
+
+def test_shares_of_time_add_up_over_graph_modes():
+    """FULL, PIECEWISE and no graph share the time of all timed steps."""
+    steps = StepDeltas(timed_ns=100, timed_full_ns=25, timed_piecewise_ns=60, timed_none_ns=15)
+    columns = graph_columns(steps, True)
+    assert (columns["piecewise_share_time"], columns["none_share_time"]) == (0.6, 0.15)
+
+
+def front(**counts):
+    """Samples of the plugin's stat logger, and what stands beside them."""
+    others = [("kpad:front_steps_created", (), 1.7e9), ("vllm:generation_tokens_total", (), 99.0)]
+    return [*others, *((f"kpad:front_{name}_total", (), float(value)) for name, value in counts.items())]
+
+
+def test_steps_that_only_the_front_end_saw():
+    """Step time, batch and their source are known; pads, drafts and what vLLM did not tell are not."""
+    before = front(steps=4, decode_steps=2, decode_requests=8, timed_decode_steps=2, timed_decode_ns=10)
+    after = front(steps=9, decode_steps=6, decode_requests=20, timed_decode_steps=6, timed_decode_ns=50)
+    found = front_end_deltas(before, after)
+    columns = step_columns(found)
+    assert (columns["steps_source"], columns["n_steps"], columns["mean_batch"]) == ("front_end", 5, 3.0)
+    assert columns["step_time_mean"] == pytest.approx(10e-9)
+    assert columns["pad_tokens"] is columns["uniform_share_decode"] is None
+    assert graph_columns(found, True)["full_share"] is None
+
+
+def test_a_graph_mode_seen_first_in_the_pass_counts_from_zero():
+    """And the modes that were not seen at all are zero, once any is told of."""
+    found = front_end_deltas(front(steps=4), front(steps=9, mode_full=5))
+    assert (found.mode_full, found.mode_piecewise, found.mode_none) == (5, 0, 0)
+
+
+def test_front_end_counts_that_fell_are_named_and_missing_ones_are_none():
+    """A restarted API process has counted less; a dump without the samples says nothing."""
+    assert front_end_deltas(front(steps=9), front(steps=3)).backwards == ("steps",)
+    assert front_end_deltas(front(steps=9), []) is None
+    assert front_end_deltas([], front(steps=9)) is None
+    assert step_columns(StepDeltas())["steps_source"] is None

@@ -166,10 +166,11 @@ def count_step(runner: Any, start_ns: int, scheduler_output: Any, result: Any, t
     query_len = runner.uniform_decode_query_len
     past_prompt = batch.num_computed_tokens_cpu[:n_requests] >= batch.num_prompt_tokens[:n_requests]
     is_decode_only = bool(past_prompt.all())
+    is_uniform = n_tokens == n_requests * query_len and max(scheduled.values(), default=0) == query_len
     tally.dispatched(start_ns, mode, is_decode_only, scheduled)
     tally.step(
         is_decode_only=is_decode_only,
-        is_uniform=set(scheduled.values()) == {query_len},
+        is_uniform=is_uniform,
         mode=mode,
         n_requests=n_requests,
         padding=0 if mode == "NONE" else descriptor.num_tokens - n_tokens,

@@ -1,4 +1,7 @@
-"""Step counters as plain integers, counted where vLLM dispatches a step. Knows nothing of vLLM."""
+"""Step counters as plain integers: of a worker, where vLLM dispatches a step, and of its API process.
+
+Knows nothing of vLLM.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ class _Running(NamedTuple):
     start_ns: int
     mode: str
     is_decode_only: bool
-    request_ids: frozenset[str]
+    request_ids: Collection[str]
 
 
 class Tally:
@@ -40,7 +43,8 @@ class Tally:
         self.timed_ns = 0
         self.timed_decode_steps = 0
         self.timed_decode_ns = 0
-        self.timed_full_ns = 0
+        #: graph mode -> ns of timed steps
+        self.timed_modes = dict.fromkeys(MODES, 0)
         #: bin -> timed decode-only steps of about e^(bin / BINS_PER_E) ns
         self.decode_bins: dict[int, int] = {}
         self._running: _Running | None = None
@@ -52,7 +56,7 @@ class Tally:
     ) -> None:
         """One dispatched step. ``padding``: tokens added to reach a captured size."""
         self.steps += 1
-        self.modes[mode] = self.modes.get(mode, 0) + 1
+        self.modes[mode] += 1
         self.graph_padding_tokens += padding
         if not is_decode_only:
             return
@@ -68,28 +72,29 @@ class Tally:
         since.
         """
         before, self._running = self._running, None
-        if before is None or (finished and before.request_ids <= set(finished)):
+        if before is None or (finished and all(name in finished for name in before.request_ids)):
             return
         elapsed_ns = now_ns - before.start_ns
         self.timed_steps += 1
         self.timed_ns += elapsed_ns
-        if before.mode == "FULL":
-            self.timed_full_ns += elapsed_ns
+        self.timed_modes[before.mode] += elapsed_ns
         if before.is_decode_only:
             self.timed_decode_steps += 1
             self.timed_decode_ns += elapsed_ns
             place = int(math.log(max(1, elapsed_ns)) * BINS_PER_E)
             self.decode_bins[place] = self.decode_bins.get(place, 0) + 1
 
-    def dispatched(self, start_ns: int, mode: str, is_decode_only: bool, request_ids: Iterable[str]) -> None:
-        """The step that began at ``start_ns`` runs the model."""
-        self._running = _Running(start_ns, mode, is_decode_only, frozenset(request_ids))
+    def dispatched(
+        self, start_ns: int, mode: str, is_decode_only: bool, request_ids: Collection[str]
+    ) -> None:
+        """The step that began at ``start_ns`` runs the model for these requests (kept, not copied)."""
+        self._running = _Running(start_ns, mode, is_decode_only, request_ids)
 
     def verified(self, scheduled: Mapping[str, Sequence[int]]) -> None:
         """Drafts that go into this step's verification: request id -> draft token ids."""
         lengths = [len(draft) for draft in scheduled.values()]
         proposed = map(self.real_lengths.get, scheduled, lengths)  # a draft nobody noted is all real
-        real = sum(map(min, proposed, lengths))
+        real = sum([p if p < n else n for p, n in zip(proposed, lengths, strict=True)])
         self.real_draft_tokens += real
         self.pad_tokens += sum(lengths) - real
 
@@ -115,5 +120,41 @@ class Tally:
 
     def read(self) -> dict[str, int]:
         """A copy of the counts for the harness; names as in the trials table where they are the same."""
+        counts = {name: value for name, value in vars(self).items() if isinstance(value, int)}
+        counts |= {f"mode_{mode.lower()}": count for mode, count in self.modes.items()}
+        return counts | {f"timed_{mode.lower()}_ns": ns for mode, ns in self.timed_modes.items()}
+
+
+class FrontTally:
+    """Counts of one engine's steps that brought output.
+
+    A step is decode-only when it brought no request its first token; a step that computed only a part of
+    a prompt beside the decodes is not told apart. Its time is the least gap between two tokens that any
+    of its requests saw, by the engine's clock: a request that sat a step out saw a longer one.
+    """
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.decode_steps = 0
+        self.decode_requests = 0
+        self.timed_decode_steps = 0
+        self.timed_decode_ns = 0
+        #: graph mode -> steps; empty where vLLM does not tell (no ``--cudagraph-metrics``)
+        self.modes: dict[str, int] = {}
+
+    def step(self, n_first_tokens: int, gaps_s: Sequence[float], mode: str | None) -> None:
+        """One step: requests that got their first token, and the token gaps of all others, seconds."""
+        self.steps += 1
+        if mode is not None:
+            self.modes[mode] = self.modes.get(mode, 0) + 1
+        if n_first_tokens or not gaps_s:
+            return
+        self.decode_steps += 1
+        self.decode_requests += len(gaps_s)
+        self.timed_decode_steps += 1
+        self.timed_decode_ns += round(min(gaps_s) * 1e9)
+
+    def read(self) -> dict[str, int]:
+        """A copy of the counts, named as the worker names its own."""
         counts = {name: value for name, value in vars(self).items() if isinstance(value, int)}
         return counts | {f"mode_{mode.lower()}": count for mode, count in self.modes.items()}
