@@ -105,7 +105,8 @@ class TrialRunner:
         return outcome, request_rows(trace, save_text=self.save_text), raw_files(before, after)
 
     def _prepare(self, server: AnyServer, cell: Cell) -> str | None:
-        """Warm up, empty both caches, prime if asked to; all with disjoint prompts.
+        """Warm up, empty both caches, prime if asked to; all with disjoint prompts, unless the pass is to
+        be warm: then it follows one like it.
 
         Returns the state of the suffix cache; None where there is none, or it is not known.
         """
@@ -118,9 +119,13 @@ class TrialRunner:
         server.endpoint.reset_prefix_cache()
         primers = corpus.priming[: load.n_primed]
         self._answer(server, cell, primers, load)
+        if load.warm:
+            self._answer(server, cell, corpus.measured[: load.n_prompts], load)
         # Without an answer the plugin is missing, and the trial is invalid: its state is not known.
         if cell.k is None or not emptied or not all(answer.get("emptied") for answer in emptied):
             return None
+        if load.warm:
+            return "warm"
         return f"primed({len(primers)})" if primers else "cold"
 
     def _answer(self, server: AnyServer, cell: Cell, prompts: Sequence[Prompt], load: Load) -> None:
@@ -156,6 +161,8 @@ class TrialRunner:
         if is_dead(server, trace):
             server.is_dead = True
             return columns | failed_row(server.death())
+        columns["loop_share"] = loop_share(trace, text_ends(server, trace))
+        columns["warnings"] = [*retry_doubts(trace), *counter_doubts(deltas, trial.cell.k, server.log_text())]
         evidence = Evidence(
             pads=self._arm(trial.cell).pad,
             k=trial.cell.k,

@@ -221,3 +221,17 @@ def test_a_primed_pass_follows_disjoint_answers(lab: Lab) -> None:
     after = [call["prompt"].removeprefix("user: ") for call in calls[emptied:] if call["path"] == TOKENS]
     assert sorted(after[:3]) == sorted(prompt.text for prompt in frozen.priming[:3])
     assert sorted(after[3:]) == sorted(prompt.text for prompt in frozen.measured[: row["n_prompts"]])
+
+
+def test_a_warm_pass_follows_one_over_the_same_prompts(lab: Lab) -> None:
+    """Each measured prompt is answered once between the emptying and the pass; the row says warm."""
+    lab.set(arms=["van", "kpad"], k=[4], load={**lab.config["load"], "warm": True})
+    assert lab.sweep() == 0
+    rows = {row["arm"]: row for row in lab.rows()}
+    assert {arm: row["cache_state"] for arm, row in rows.items()} == {"van": None, "kpad": "warm"}
+    calls = lab.calls()
+    emptied = max(place for place, call in enumerate(calls) if call["path"] == "kpad_empty_cache")
+    after = [call["prompt"].removeprefix("user: ") for call in calls[emptied:] if call["path"] == TOKENS]
+    row = rows["kpad"]
+    measured = [prompt.text for prompt in open_frozen(row["corpus"]).measured[: row["n_prompts"]]]
+    assert sorted(after) == sorted(measured * 2)
