@@ -49,10 +49,10 @@ class Endpoint:
         kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
         return kind(url.hostname or "localhost", url.port, timeout=timeout_s)
 
-    def answer(self, path: str, body: Any = None) -> Any:
+    def answer(self, path: str, body: Any = None, timeout_s: float = 60.0) -> Any:
         """The JSON of a GET (``body`` None) or POST that answered 200; None otherwise."""
         try:
-            status, data = self.get(path) if body is None else self.post(path, body)
+            status, data = self.get(path) if body is None else self.post(path, body, timeout_s)
             return json.loads(data) if status == 200 and data.strip() else None
         except NO_ANSWER:
             return None
@@ -99,6 +99,13 @@ class Endpoint:
         found = self.answer("/tokenize", {"model": self.served_name, "messages": messages})
         count = found.get("count") if isinstance(found, dict) else None
         return count if isinstance(count, int) else None
+
+    def token_ids(self, text: str, timeout_s: float) -> list[int] | None:
+        """A text as the server's tokenizer cuts it, without special tokens; None when it cannot tell."""
+        body = {"model": self.served_name, "prompt": text, "add_special_tokens": False}
+        found = self.answer("/tokenize", body, timeout_s)
+        ids = found.get("tokens") if isinstance(found, dict) else None
+        return ids if isinstance(ids, list) and all(isinstance(one, int) for one in ids) else None
 
 
 class _UnixConnection(http.client.HTTPConnection):

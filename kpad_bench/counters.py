@@ -204,3 +204,20 @@ def logged_drafts(log: str) -> LoggedDrafts | None:
     return LoggedDrafts(
         sum(int(line["Accepted"]) for line in told), sum(int(line["Drafted"]) for line in told)
     )
+
+
+def counter_doubts(deltas: Deltas, k: int | None, log: str) -> list[str]:
+    """What to say beside a row whose counters are missing; of one that fell the verdict speaks."""
+    if deltas.backwards:
+        return []
+    if deltas.generation_tokens is None:
+        missing = "/metrics was missing or cut: what follows from its counters is null"
+    elif k is not None and deltas.draft_tokens is None:
+        missing = "/metrics tells nothing of drafts: their counts are null"
+    else:
+        return []
+    logged = None if k is None else logged_drafts(log)
+    if logged is None:
+        return [missing]
+    accepted = f"{logged.accepted} of {logged.drafted} draft tokens since the boot were accepted"
+    return [f"{missing}; by the log {accepted}"]

@@ -182,10 +182,7 @@ def tokens_reconciled(trace: PassTrace, deltas: Deltas) -> bool | None:
 
 
 def outcome_columns(trace: PassTrace, deltas: Deltas) -> dict[str, object]:
-    """How many requests and tokens came out, and the doubts about them. n_failed counts issued ones.
-
-    loop_share stays null: it needs token ids, which the stream does not carry.
-    """
+    """How many requests and tokens came out, and the doubts about them. n_failed counts issued ones."""
     requests = ok_requests(trace)
     return {
         "duration_s": duration_s(trace),

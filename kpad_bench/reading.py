@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from kpad_bench.bootlog import attention_backend
 from kpad_bench.counters import Deltas, delta, parse_samples, snapshot
 from kpad_bench.hostcpu import parse_cpu_list
 from kpad_bench.launch import shown_argv, shown_env
+from kpad_bench.loops import EDGE, long_answers, text_end
 from kpad_bench.plan import Cell
 from kpad_bench.prompt import Prompt
 from kpad_bench.provenance import numa_nodes
@@ -20,6 +22,8 @@ from kpad_bench.steps import StepDeltas, front_end_deltas, step_deltas
 from kpad_bench.stream import PassTrace
 
 AnyServer = Server | AttachedServer
+#: Tokenising the ends of a pass's answers may take this long, milliseconds each. More is not worth a column.
+ENDS_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,22 @@ def deltas_of(before: Reading, after: Reading) -> tuple[Deltas, StepDeltas | Non
 def front_end_steps(before: Reading, after: Reading) -> StepDeltas | None:
     """Steps as the API process heard of them: what there is where no worker counts."""
     return front_end_deltas(parse_samples(before.metrics or ""), parse_samples(after.metrics or ""))
+
+
+def text_ends(server: AnyServer, trace: PassTrace) -> dict[int, list[int]]:
+    """Token ids of the end of every long answer by the server's own tokenizer: request index -> ids.
+
+    Asked after the pass, one answer after the other; what is not told within ``ENDS_S`` is left out.
+    """
+    ends: dict[int, list[int]] = {}
+    deadline = time.monotonic() + ENDS_S
+    for request in long_answers(trace):
+        left_s = deadline - time.monotonic()
+        ids = server.endpoint.token_ids(text_end(request), left_s) if left_s > 0 else None
+        if ids is None:  # one missing answer leaves the share unknown
+            break
+        ends[request.index] = ids[:-EDGE]
+    return ends
 
 
 def has_graphs(status: Sequence[Mapping[str, Any]]) -> bool | None:

@@ -14,12 +14,13 @@ from kpad_bench.argv import suffix_settings
 from kpad_bench.bootlog import graph_downgrade
 from kpad_bench.config import Arm, Load, Resolved
 from kpad_bench.corpus import FrozenCorpus
-from kpad_bench.counters import delta, snapshot
+from kpad_bench.counters import counter_doubts, delta, snapshot
 from kpad_bench.doubts import plan_doubts, row_doubts
 from kpad_bench.drive import Limits, Target, run, run_pass
 from kpad_bench.drive import Progress as PassProgress
 from kpad_bench.errors import ServerError
 from kpad_bench.launch import shown_argv, shown_env
+from kpad_bench.loops import loop_share
 from kpad_bench.metrics import request_rows, trial_columns
 from kpad_bench.plan import Boot, Cell, Trial
 from kpad_bench.progress import Progress
@@ -35,6 +36,7 @@ from kpad_bench.reading import (
     read,
     server_columns,
     status_columns,
+    text_ends,
     unfit_prompts,
 )
 from kpad_bench.schema import FAILED, INVALID, SCHEMA_VERSION
@@ -156,13 +158,13 @@ class TrialRunner:
         deltas, steps = deltas_of(before, after)
         workers = after.status or before.status or []
         shown = steps or front_end_steps(before, after)
-        columns = trial_columns(trace, deltas, shown, has_graphs(workers))
+        columns: dict[str, Any] = trial_columns(trace, deltas, shown, has_graphs(workers))
         columns |= status_columns(workers) | cpu_columns(trace, before, after)
         if is_dead(server, trace):
             server.is_dead = True
             return columns | failed_row(server.death())
         columns["loop_share"] = loop_share(trace, text_ends(server, trace))
-        columns["warnings"] = [*retry_doubts(trace), *counter_doubts(deltas, trial.cell.k, server.log_text())]
+        columns["warnings"] += counter_doubts(deltas, trial.cell.k, server.log_text())
         evidence = Evidence(
             pads=self._arm(trial.cell).pad,
             k=trial.cell.k,

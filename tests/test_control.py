@@ -33,6 +33,8 @@ def test_answers_of_a_server() -> None:
         assert mine.worker_call("kpad_unknown") is None
         assert mine.reset_prefix_cache() is True
         assert mine.prompt_tokens([{"role": "user", "content": "one two three"}]) == 8
+        one, two, again = mine.token_ids("one two one", 5) or []
+        assert one == again != two
         host, port = boots(on_tcp=True).address
         over_tcp = attach(f"http://{host}:{port}/")
         assert over_tcp.endpoint.served_name == "kpad-b1"
@@ -48,6 +50,7 @@ def test_nobody_there(tmp_path: Path) -> None:
         assert nobody.worker_call("kpad_status") is None
         assert nobody.reset_prefix_cache() is False
         assert nobody.prompt_tokens([]) is None
+        assert nobody.token_ids("one", 5) is None
     with pytest.raises(HostError, match="no server answers"):
         attach("http://127.0.0.1:9")
 
@@ -84,7 +87,8 @@ def answering(body: bytes) -> Iterator[Endpoint]:
     "body",
     [
         b"", b"not json", b"[]", b"null", b"{}", b'{"data": null}', b'{"data": [1]}', b'{"data": 7}',
-        b'{"results": [null]}', b'{"results": 3}', b'{"count": "many"}',
+        b'{"results": [null]}', b'{"results": 3}', b'{"count": "many"}', b'{"tokens": ["a"]}',
+        b'{"tokens": 3}',
     ],
 )  # fmt: skip
 def test_answers_of_another_kind(body: bytes) -> None:
@@ -94,3 +98,4 @@ def test_answers_of_another_kind(body: bytes) -> None:
         assert odd.model_names() == []
         assert odd.worker_call("kpad_status") is None
         assert odd.prompt_tokens([]) is None
+        assert odd.token_ids("one", 5) is None

@@ -7,7 +7,15 @@ import re
 import pytest
 
 from kpad_bench import metrics
-from kpad_bench.counters import Deltas, LoggedDrafts, delta, logged_drafts, parse_samples, snapshot
+from kpad_bench.counters import (
+    Deltas,
+    LoggedDrafts,
+    counter_doubts,
+    delta,
+    logged_drafts,
+    parse_samples,
+    snapshot,
+)
 
 MODERN = """\
 # HELP vllm:generation_tokens_total Number of generation tokens processed.
@@ -256,8 +264,8 @@ SUMMARIES = {
     "tokens/s, Drafted throughput: 6.00 tokens/s, Accepted: 21 tokens, Drafted: 30 tokens, Per-position "
     "acceptance rate: 0.900, 0.700, 0.500",
     "0.25.1 and 0.32.0": "Mean acceptance length: 2.50, Accepted throughput: 3.00 tokens/s, Drafted "
-    "throughput: 8.00 tokens/s, Accepted: 15 tokens, Drafted: 40 tokens, Per-position acceptance rate: 0.800, 0.700, Avg "
-    "Draft acceptance rate: 37.5%",
+    "throughput: 8.00 tokens/s, Accepted: 15 tokens, Drafted: 40 tokens, Per-position "
+    "acceptance rate: 0.800, 0.700, Avg Draft acceptance rate: 37.5%",
     "no draft": "Mean acceptance length: 1.00, Accepted throughput: 0.00 tokens/s, Drafted throughput: 0.00 "
     "tokens/s, Accepted: 0 tokens, Drafted: 0 tokens, Per-position acceptance rate: 0.000, Avg Draft "
     "acceptance rate: nan%",
@@ -283,3 +291,16 @@ def test_summaries_of_a_log_are_added():
     assert logged_drafts(log) == LoggedDrafts(43, 82)
     assert logged_drafts(f"{log}\n{HEAD}Accepted: 5 tokens") == LoggedDrafts(43, 82)
     assert logged_drafts(f"Accepted: 5 tokens, Drafted: 6 tokens\n{HEAD}nothing of the kind") is None
+
+
+def test_missing_counters_are_said_with_what_the_log_tells():
+    """The log's counts stand in a warning, not being those of the pass; else nothing is said."""
+    log = f"{HEAD}{SUMMARIES['0.25.1 and 0.32.0']}\n"
+    (said,) = counter_doubts(Deltas(), 4, log)
+    assert "15 of 40 draft tokens" in said
+    (said,) = counter_doubts(Deltas(generation_tokens=5), 4, "")
+    assert "nothing of drafts" in said
+    assert "15 of" not in counter_doubts(Deltas(), None, log)[0]
+    assert counter_doubts(Deltas(generation_tokens=5), None, log) == []
+    assert counter_doubts(Deltas(generation_tokens=5, draft_tokens=0), 4, log) == []
+    assert counter_doubts(Deltas(backwards=("generation_tokens",)), 4, log) == []

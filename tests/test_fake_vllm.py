@@ -174,3 +174,14 @@ def test_an_answer_in_one_piece_tells_ids_and_log_probabilities(boot: Boots) -> 
         assert step["token"] == f"token_id:{choice['token_ids'][2]}"
     bare = json.loads(right.ask(CHAT, question("hi", 12) | {"stream": False})[1])["choices"][0]
     assert (bare.get("token_ids"), bare["logprobs"]) == (None, None)
+
+
+def test_an_answer_may_loop_and_be_tokenised(boot: Boots) -> None:
+    """Scripted answers repeat their first words, and a word has the same id wherever it stands."""
+    fake = boot(script={"loop_words": 2, "tokens": 5})
+    text = text_of(fake.stream("tell me a story"))
+    words = text.split()
+    assert len(words) == 5
+    assert words == words[:2] * 2 + words[:1]
+    ids = json.loads(fake.ask("/tokenize", {"prompt": text, "add_special_tokens": False})[1])["tokens"]
+    assert ids == ids[:2] * 2 + ids[:1]

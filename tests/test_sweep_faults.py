@@ -198,6 +198,7 @@ def test_missing_metrics_leave_nulls(lab: Lab, faults: dict[str, Any]) -> None:
     for name in ("output_tok_per_s", "ttft_p50_s", "tpot_p50_s", "itl_p99_s", "e2e_p90_s"):
         assert row[name] > 0
     assert row["uniform_share_decode"] == 1.0
+    assert any("/metrics was missing or cut" in text for text in row["warnings"])
 
 
 @pytest.mark.usefixtures("no_death")

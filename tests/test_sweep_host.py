@@ -280,3 +280,19 @@ def test_attach_refuses(lab: Lab) -> None:
         lab, HostError, r"http://\*\*\*@127.0.0.1:9: no server answers", attach="http://me:word@127.0.0.1:9"
     )
     refused(lab, UsageError, "'localhost:8000': not a URL", attach="localhost:8000")
+
+
+@pytest.mark.parametrize(
+    ("faults", "share"),
+    [({"loop_words": 3}, 1.0), ({}, 0.0), ({"loop_words": 3, "no_tokenize": True}, None)],
+    ids=["looping", "normal", "not told"],
+)
+def test_answers_that_loop_are_told(lab: Lab, faults: dict[str, Any], share: float | None) -> None:
+    """The server tokenises the ends of long answers again; where it cannot, the share alone is null."""
+    lab.tell(tokens=300, **faults)
+    lab.set(load={"max_tokens": 300})
+    assert lab.sweep() == 0
+    row = lab.row()
+    assert row["output_tokens"] == 1200
+    assert row["loop_share"] == share
+    assert row["tokens_reconciled"] is True

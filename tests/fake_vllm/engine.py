@@ -13,6 +13,7 @@ import random
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import cycle, islice
 
 BLOCK_SIZE = 128
 NUM_BLOCKS = 211
@@ -36,6 +37,7 @@ class Request:
     max_tokens: int
     n_tokens: int
     seed: int
+    loop_words: int | None = None
     n_emitted: int = 0
     n_decode_steps: int = 0
     arrived_s: float = field(default_factory=time.monotonic)
@@ -48,8 +50,11 @@ class Request:
         return "length" if self.n_tokens == self.max_tokens else "stop"
 
     def words(self) -> list[str]:
-        """The text, one word per token."""
-        return [f" {word}" for word in random.Random(self.seed).choices(WORDS, k=self.n_tokens)]
+        """The text, one word per token; with ``loop_words`` the first so many again and again."""
+        first = random.Random(self.seed).choices(
+            WORDS, k=min(self.loop_words or self.n_tokens, self.n_tokens)
+        )
+        return [f" {word}" for word in islice(cycle(first), self.n_tokens)]
 
 
 def make_request(prompt: str, n_prompt_tokens: int, max_tokens: int, n_tokens: int | None) -> Request:

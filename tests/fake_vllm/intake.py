@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 from fake_vllm.engine import Request, make_request
@@ -57,6 +58,12 @@ def read_prompt(body: dict[str, Any], *, is_chat: bool) -> tuple[str, int]:
     if not n_prompt:
         raise Refused(error("The prompt is empty: at least one input token is required.", 400))
     return prompt, n_prompt
+
+
+def token_ids(prompt: str, n_tokens: int) -> list[int]:
+    """An id for each word, the same wherever it stands, and zeros for what the template adds."""
+    ids = [zlib.crc32(word.encode()) % 50_000 for word in prompt.split()]
+    return ids + [0] * (n_tokens - len(ids))
 
 
 def read_max_tokens(body: dict[str, Any], *, is_chat: bool) -> int | None:

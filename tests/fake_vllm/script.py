@@ -56,6 +56,8 @@ class Script:
     reasoning: bool = False
     tokens: int | None = None  #: tokens of every answer, within max_tokens
     tokens_per_chunk: tuple[int, ...] = ()  #: sizes of the chunks, cycled; empty is one chunk per step
+    loop_words: int | None = None  #: every answer repeats its first so many words
+    no_tokenize: bool = False
     step_s: float = 0.0
     # tokens and log-probabilities of answers in one piece
     wrong_token_at: int | None = None  #: from this token on the answer is another one (also: fault_requests)

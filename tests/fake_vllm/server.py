@@ -17,7 +17,7 @@ from aiohttp import web
 from fake_vllm import logs, metrics
 from fake_vllm.boot import address_of
 from fake_vllm.engine import DEAD, NUM_BLOCKS, Engine, EngineError, Request
-from fake_vllm.intake import Refused, read_prompt, read_request
+from fake_vllm.intake import Refused, read_prompt, read_request, token_ids
 from fake_vllm.options import Options
 from fake_vllm.script import Script, record_call
 from fake_vllm.stream import Answer, Tokens, error, event
@@ -147,11 +147,13 @@ class Server:
         return [answer] * self.told.rank_count
 
     async def tokenize(self, request: web.Request) -> web.Response:
-        """The length of a templated prompt, by the same rule as an answer's usage."""
+        """One token per word; the length of a templated prompt by the same rule as an answer's usage."""
         body = await request.json()
-        n_tokens = read_prompt(body, is_chat="messages" in body)[1]
-        answer = {"count": n_tokens, "max_model_len": self.options.max_model_len}
-        return web.json_response(answer | {"tokens": list(range(n_tokens)), "token_strs": None})
+        if self.told.no_tokenize:
+            return web.json_response({"detail": "Not Found"}, status=404)
+        ids = token_ids(*read_prompt(body, is_chat="messages" in body))
+        answer = {"count": len(ids), "max_model_len": self.options.max_model_len}
+        return web.json_response(answer | {"tokens": ids, "token_strs": None})
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """``/v1/chat/completions``."""
@@ -172,6 +174,7 @@ class Server:
             if self.told.error_400_all is not None:
                 raise Refused(error(self.told.error_400_all, 400))
             request = read_request(body, self.name, self.options, self.told.tokens, is_chat=is_chat)
+            request.loop_words = self.told.loop_words
             record_call(http.path, request.prompt)
             self.engine.add(request)
             if number == self.told.die_core_after_requests:
