@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from itertools import combinations
 from typing import NamedTuple
 
 from kpad_bench.critical import (
@@ -23,6 +22,7 @@ from kpad_bench.critical import (
     t_bound,
     t_tail,
 )
+from kpad_bench.layout import LEAST_CV, Layout, assumed, mean, measured, variance
 
 MEASURED, ASSUMED = "measured", "assumed"
 ESTABLISHED, FUTILE, LIMIT = "established", "futile", "limit"
@@ -31,9 +31,6 @@ ESTABLISHED, FUTILE, LIMIT = "established", "futile", "limit"
 ASSUMED_CV = 0.012
 #: Lead that is worth a choice.
 MARGIN = 0.01
-#: Variation of one trial below which no measured one is believed: equal values are luck.
-LEAST_CV = 0.001
-_LEAST_VARIANCE = LEAST_CV**2
 _EDGE = 1e-12  # arithmetic, where a deficit is compared with the margin
 #: An adaptive design looks for futility from this round on, and calls less than this chance futile.
 FUTILE_FROM, FUTILE_BELOW = 4, 0.1
@@ -107,26 +104,6 @@ class Gain(NamedTuple):
     high_pct: float | None
 
 
-class _Layout(NamedTuple):
-    """Rounds x Ks as means, differences on the log scale and their standard errors."""
-
-    ranked: list[int]  # the best first
-    means: dict[int, float]
-    logs: dict[int, float]
-    errors: dict[tuple[int, int], float]  # of each ordered pair of Ks
-    bound: float  # standard errors
-
-    def behind(self, k: int, other: int) -> float:
-        """Observed deficit of ``k`` against ``other``."""
-        return self.logs[other] - self.logs[k]
-
-    def at_most_behind(self, k: int) -> float:
-        """Upper bound of what ``k`` is behind the best of the others; negative: it is ahead of all."""
-        return max(
-            self.behind(k, other) + self.bound * self.errors[k, other] for other in self.ranked if other != k
-        )
-
-
 def decide(
     rounds: Sequence[Mapping[int, float]],
     design: Design | None = None,
@@ -146,30 +123,41 @@ def decide(
     """
     values = _checked(rounds)
     complete = [row for row in rounds if len(row) == len(values)]
-    n_rounds, n_ks = len(complete), len(values)
-    design = design or Design(n_rounds, n_rounds)
-    if n_rounds < 2:
-        layout = _assumed_layout(values, assumed_cv)
-        decision = _compared(layout, n_rounds, ASSUMED, margin)
-        return decision._replace(
-            threshold_pct=_pct(layout.bound * assumed_cv * math.sqrt(2)) if n_ks > 1 else None,
-            stop=LIMIT if design.is_adaptive and len(rounds) >= design.most else None,
-        )
-    layout, variances = _measured_layout(complete, design)
-    decision = _compared(layout, n_rounds, MEASURED if n_ks > 1 else ASSUMED, margin)
-    low, high = _interval(layout, complete)
-    decision = decision._replace(ci_low=low, ci_high=high)
-    if n_ks > 1:
-        best, runner_up = layout.ranked[:2]
-        cv = math.sqrt(_mean(list(variances.values())) / 2)
-        decision = decision._replace(
-            p_value=_p_value(layout, design, n_rounds),
-            cv_pct=100 * cv,
-            detectable_pct=_pct(max(cv, LEAST_CV) * detectable(n_rounds, n_ks, layout.bound)),
-            threshold_pct=_pct(layout.bound * layout.errors[runner_up, best]),
-        )
-    left = max(0, design.most - len(rounds))
-    return decision._replace(stop=_stop(decision, layout, design, left))
+    is_measured = len(complete) > 1
+    layout = measured(complete) if is_measured else assumed(values, assumed_cv)
+    design = design or Design(len(complete), len(complete))
+    bound = _bound(layout, design)
+    best, *others = layout.ranked
+    runner_up = others[0] if others else None
+    tied = tuple(
+        sorted([best, *(k for k in others if layout.behind(k, best) <= bound * layout.errors[k, best])])
+    )
+    pick = _pick(layout, tied, margin) if is_measured else best
+    regrets = tuple((k, _loss_pct(layout.at_most_behind(k, bound))) for k in tied) if others else ()
+    lead = None if runner_up is None else gain_pct(layout.means[best], layout.means[runner_up])
+    low, high = _interval(layout, [row[best] for row in complete]) if is_measured else (None, None)
+    decision = Decision(
+        best_k=best,
+        tok_per_s=layout.means[best],
+        ci_low=low,
+        ci_high=high,
+        n_rounds=len(complete),
+        runner_up_k=runner_up,
+        margin_pct=lead,
+        tie_set=tied,
+        tie_basis=ASSUMED if layout.cv is None else MEASURED,
+        is_established=layout.cv is not None and len(tied) == 1,
+        is_relevant=lead is not None and lead >= 100 * (margin - _EDGE),
+        p_value=None if layout.cv is None else _p_value(layout, design),
+        cv_pct=None if layout.cv is None else 100 * layout.cv,
+        detectable_pct=None if layout.cv is None else _detectable_pct(layout, layout.cv, bound),
+        pick_k=pick,
+        regret_pct=dict(regrets).get(pick),
+        regrets=regrets,
+        threshold_pct=None if runner_up is None else _pct(bound * layout.errors[runner_up, best]),
+        stop=None,
+    )
+    return decision._replace(stop=_stop(decision, layout, design, n_left=max(0, design.most - len(rounds))))
 
 
 def gain(pairs: Sequence[tuple[float, float]]) -> Gain:
@@ -179,11 +167,10 @@ def gain(pairs: Sequence[tuple[float, float]]) -> Gain:
     """
     _checked([{0: value, 1: base} for value, base in pairs])
     logs = [math.log(value / base) for value, base in pairs]
-    centre = _mean(logs)
+    centre = mean(logs)
     if len(logs) < 2:
         return Gain(_pct(centre), None, None)
-    error = math.sqrt(max(_variance(logs), 2 * _LEAST_VARIANCE) / len(logs))
-    half = t_bound(len(logs) - 1) * error
+    half = t_bound(len(logs) - 1) * math.sqrt(max(variance(logs), 2 * LEAST_CV**2) / len(logs))
     return Gain(_pct(centre), _pct(centre - half), _pct(centre + half))
 
 
@@ -215,158 +202,84 @@ def _checked(rounds: Sequence[Mapping[int, float]]) -> dict[int, list[float]]:
     return values
 
 
-def _assumed_layout(values: Mapping[int, list[float]], cv: float) -> _Layout:
-    means = {k: _mean(v) for k, v in values.items()}
-    errors = {
-        (i, j): cv * math.sqrt(1 / len(values[i]) + 1 / len(values[j]))
-        for i in means
-        for j in means
-        if i != j
-    }
-    logs = {k: math.log(mean) for k, mean in means.items()}
-    return _Layout(_ranked(means), means, logs, errors, _bound(Design(1, 1), 1, len(means)))
-
-
-def _measured_layout(
-    rounds: Sequence[Mapping[int, float]], design: Design
-) -> tuple[_Layout, dict[tuple[int, int], float]]:
-    """The layout, and the variance over rounds of each pair's difference.
-
-    The mean of those variances is twice the residual mean square of log y ~ round + K. It is pooled over
-    Ks, and a pair that varies more than the pool goes by its own: Ks may have unequal noise.
-    """
-    n = len(rounds)
-    ks = sorted(rounds[0])
-    means = {k: _mean([row[k] for row in rounds]) for k in ks}
-    logs = {k: _mean([math.log(row[k]) for row in rounds]) for k in ks}
-    variances = {
-        (i, j): _variance([math.log(row[i] / row[j]) for row in rounds]) for i, j in combinations(ks, 2)
-    }
-    pooled = max(_mean(list(variances.values())) if variances else 0.0, 2 * _LEAST_VARIANCE)
-    errors = {}
-    for (i, j), own in variances.items():
-        errors[i, j] = errors[j, i] = math.sqrt(max(pooled, own) / n)
-    return _Layout(_ranked(means), means, logs, errors, _bound(design, n, len(ks))), variances
-
-
-def _ranked(means: Mapping[int, float]) -> list[int]:
-    return sorted(means, key=lambda k: (-means[k], k))
-
-
-def _bound(design: Design, n_rounds: int, n_ks: int) -> float:
-    """Standard errors that exclude a K; below two rounds for a known variation.
+def _bound(layout: Layout, design: Design) -> float:
+    """Standard errors that exclude a K.
 
     A fixed design takes the larger of the comparison with the best and the two-sided bound of one pair,
     which two tied Ks with the others far below need. The levels of an adaptive one allow for both.
     """
-    if n_ks < 2:
+    n_others = len(layout.ranked) - 1
+    if n_others == 0:
         return 0.0
-    df = _df(n_rounds, n_ks)
-    if design.is_adaptive and n_rounds > 1:
-        return dunnett_bound(n_ks - 1, df, look_level(n_ks, n_rounds, design.most))
-    return max(dunnett_bound(n_ks - 1, df, LEVEL), t_bound(df))
+    if design.is_adaptive and layout.cv is not None:
+        return dunnett_bound(n_others, layout.df, look_level(n_others + 1, layout.n_rounds, design.most))
+    return max(dunnett_bound(n_others, layout.df, LEVEL), t_bound(layout.df))
 
 
-def _df(n_rounds: int, n_ks: int) -> float:
-    return (n_rounds - 1) * (n_ks - 1) if n_rounds > 1 else math.inf
+def _pick(layout: Layout, tied: Sequence[int], margin: float) -> int:
+    """The smallest K of the tie set whose observed deficit is at most the margin."""
+    least = layout.means[layout.ranked[0]] * (1 - margin - _EDGE)
+    return min(k for k in tied if layout.means[k] >= least)
 
 
-def _compared(layout: _Layout, n_rounds: int, basis: str, margin: float) -> Decision:
-    """What any basis can say: order, tie set, pick, risks. No interval and nothing that is measured."""
-    best, *others = layout.ranked
-    tied = tuple(sorted([best, *(k for k in others if _is_tied(layout, k))]))
-    regrets = tuple((k, -_pct(-max(0.0, layout.at_most_behind(k)))) for k in tied) if others else ()
-    lead = gain_pct(layout.means[best], layout.means[others[0]]) if others else None
-    # A smaller K of the tie set is worth choosing only where the tie was measured.
-    near = [k for k in tied if layout.means[k] >= layout.means[best] * (1 - margin - _EDGE)]
-    pick = near[0] if basis == MEASURED else best
-    return Decision(
-        best_k=best,
-        tok_per_s=layout.means[best],
-        ci_low=None,
-        ci_high=None,
-        n_rounds=n_rounds,
-        runner_up_k=others[0] if others else None,
-        margin_pct=lead,
-        tie_set=tied,
-        tie_basis=basis,
-        is_established=basis == MEASURED and tied == (best,),
-        is_relevant=lead is not None and lead >= 100 * (margin - _EDGE),
-        p_value=None,
-        cv_pct=None,
-        detectable_pct=None,
-        pick_k=pick,
-        regret_pct=dict(regrets).get(pick),
-        regrets=regrets,
-        threshold_pct=None,
-        stop=None,
-    )
+def _interval(layout: Layout, speeds: Sequence[float]) -> tuple[float, float]:
+    """95 % for the best K's throughput, from its own variation over rounds, drift included.
 
-
-def _is_tied(layout: _Layout, k: int) -> bool:
-    best = layout.ranked[0]
-    return layout.behind(k, best) <= layout.bound * layout.errors[k, best]
-
-
-def _interval(layout: _Layout, rounds: Sequence[Mapping[int, float]]) -> tuple[float, float]:
-    """95 % for the best K, by its own variation over rounds, drift included.
-
-    Chosen for being the largest, it overstates itself: half of the bias is taken off that it would have
-    if the means were the truth. All of it would be too much, because the means lie wider than the truth.
+    Chosen for being the largest, it overstates itself. Half of the bias is taken off that it would have
+    were the means the truth; all of it would be too much, because means lie wider apart than the truth.
     """
-    best, n = layout.ranked[0], len(rounds)
+    n, best = len(speeds), layout.ranked[0]
     centre = layout.logs[best]
-    if layout.errors:
-        pooled = min(layout.errors.values()) / math.sqrt(2)
-        centre -= selection_bias([layout.logs[k] for k in layout.ranked], pooled) / 2
-    own = _variance([math.log(row[best]) for row in rounds])
-    half = t_bound(n - 1) * math.sqrt(max(own, _LEAST_VARIANCE) / n)
+    if layout.cv is not None:
+        error = max(layout.cv, LEAST_CV) / math.sqrt(n)
+        centre -= selection_bias([layout.logs[k] for k in layout.ranked], error) / 2
+    own = max(variance([math.log(speed) for speed in speeds]), LEAST_CV**2)
+    half = t_bound(n - 1) * math.sqrt(own / n)
     return math.exp(centre - half), math.exp(centre + half)
 
 
-def _p_value(layout: _Layout, design: Design, n_rounds: int) -> float:
+def _p_value(layout: Layout, design: Design) -> float:
     best, *others = layout.ranked
     closest = min(layout.behind(k, best) / layout.errors[k, best] for k in others)
-    df = _df(n_rounds, len(layout.ranked))
-    chance = dunnett_tail(closest, len(others), df)
+    chance = dunnett_tail(closest, len(others), layout.df)
     if design.is_adaptive:
-        return min(1.0, chance * LEVEL / look_level(len(layout.ranked), n_rounds, design.most))
-    return max(chance, t_tail(closest, df))
+        return min(1.0, chance * LEVEL / look_level(len(layout.ranked), layout.n_rounds, design.most))
+    return max(chance, t_tail(closest, layout.df))
 
 
-def _stop(decision: Decision, layout: _Layout, design: Design, left: int) -> str | None:
-    if not design.is_adaptive or decision.n_rounds < design.least:
+def _detectable_pct(layout: Layout, cv: float, bound: float) -> float:
+    return _pct(max(cv, LEAST_CV) * detectable(layout.n_rounds, len(layout.ranked), bound))
+
+
+def _stop(decision: Decision, layout: Layout, design: Design, n_left: int) -> str | None:
+    if not design.is_adaptive:
         return None
-    if decision.is_established:
+    if decision.is_established and (decision.n_rounds >= design.least or n_left == 0):
         return ESTABLISHED
-    if left == 0:
+    if n_left == 0:
         return LIMIT
-    if decision.n_rounds < FUTILE_FROM:
+    if decision.n_rounds < max(design.least, FUTILE_FROM):
         return None
     rivals = [k for k in decision.tie_set if k != decision.best_k]
-    chances = [_chance(layout, k, decision.n_rounds, left, design) for k in rivals]
-    return FUTILE if all(chance < FUTILE_BELOW for chance in chances) else None
+    return FUTILE if all(_chance(layout, k, n_left, design) < FUTILE_BELOW for k in rivals) else None
 
 
-def _chance(layout: _Layout, k: int, n_rounds: int, left: int, design: Design) -> float:
-    """Predicted chance that ``k`` is excluded once all ``left`` rounds were run.
+def _chance(layout: Layout, k: int, n_left: int, design: Design) -> float:
+    """Predicted chance that ``k`` is excluded once all rounds were run.
 
-    The final difference is normal around the one observed, which itself is uncertain: v (1/n - 1/N).
+    The final difference is normal around the observed one, which is uncertain itself: v (1/n - 1/N).
     """
-    best, last = layout.ranked[0], n_rounds + left
-    one_round = layout.errors[k, best] ** 2 * n_rounds
-    needed = _bound(design, last, len(layout.ranked)) * math.sqrt(one_round / last)
-    return normal_cdf((layout.behind(k, best) - needed) / math.sqrt(one_round * (1 / n_rounds - 1 / last)))
+    best, n = layout.ranked[0], layout.n_rounds
+    one_round = layout.errors[k, best] ** 2 * n
+    end = layout._replace(n_rounds=n + n_left)
+    needed = _bound(end, design) * math.sqrt(one_round / end.n_rounds)
+    return normal_cdf((layout.behind(k, best) - needed) / math.sqrt(one_round * (1 / n - 1 / end.n_rounds)))
 
 
 def _pct(log_ratio: float) -> float:
     return 100 * math.expm1(log_ratio)
 
 
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
-def _variance(values: Sequence[float]) -> float:
-    centre = _mean(values)
-    return math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1)
+def _loss_pct(log_deficit: float) -> float:
+    """Percent less by ``log_deficit``; 0 where it is none."""
+    return -100 * math.expm1(-max(0.0, log_deficit))
