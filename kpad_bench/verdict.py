@@ -46,6 +46,27 @@ class Evidence:
 #: A padded arm below it was not padded, whatever its settings say. Above it and under 95 % is a doubt.
 LEAST_UNIFORM_SHARE = 0.5
 
+#: column, which has a limit of the same name -> reason above it, and the way out
+BOUNDS = {
+    "client_cpu_share": (
+        "client_bound",
+        "the client is one process, which more cores do not help; lower load.concurrency",
+    ),
+    "loop_lag_p99_ms": (
+        "client_bound",
+        "the client was kept from running; give it CPUs that nothing else uses (cpus.client)",
+    ),
+    "front_end_cpu_share": (
+        "front_end_bound",
+        "vLLM's API process is one process, which more cores do not help; lower load.concurrency",
+    ),
+    "chunk_merge_share": (
+        "front_end_bound",
+        "vLLM's API process fell behind and sent the tokens of several steps at once; "
+        "give the server more CPUs (cpus.server) or lower load.concurrency",
+    ),
+}
+
 Columns = Mapping[str, Any]
 Reason = tuple[str, str]
 
@@ -128,22 +149,24 @@ def _request_doubts(thresholds: Thresholds, trace: PassTrace) -> Iterator[Reason
     failed = [request for request in trace.requests if not request.is_ok]
     refused = [request for request in failed if _is_refusal(request.error_kind)]
     if len(refused) > thresholds.refused_share * trace.n_prompts:
-        yield "invalid_workload", f"{len(refused)} of {trace.n_prompts} refused: {refused[0].error}"
+        yield (
+            "invalid_workload",
+            f"{len(refused)} of {trace.n_prompts} requests were refused, above thresholds.refused_share "
+            f"{thresholds.refused_share:g}: {refused[0].error}",
+        )
     n_ok = len(trace.requests) - len(failed)
     if n_ok < thresholds.success_share * trace.n_prompts:
         first = failed[0].error if failed else "not all were sent"
-        yield "low_success_share", f"{n_ok} of {trace.n_prompts} ended well; first failure: {first}"
+        yield (
+            "low_success_share",
+            f"{n_ok} of {trace.n_prompts} requests ended well, below thresholds.success_share "
+            f"{thresholds.success_share:g}; first failure: {first}",
+        )
 
 
 def _bound_doubts(columns: Columns, thresholds: Thresholds) -> Iterator[Reason]:
     """Was the engine measured, or the client or the server's front end?"""
-    limits = {
-        "client_cpu_share": ("client_bound", thresholds.client_cpu_share),
-        "loop_lag_p99_ms": ("client_bound", thresholds.loop_lag_p99_ms),
-        "front_end_cpu_share": ("front_end_bound", thresholds.front_end_cpu_share),
-        "chunk_merge_share": ("front_end_bound", thresholds.chunk_merge_share),
-    }
-    for name, (reason, limit) in limits.items():
-        value = columns.get(name)
+    for name, (reason, way_out) in BOUNDS.items():
+        value, limit = columns.get(name), getattr(thresholds, name)
         if value is not None and value > limit:
-            yield reason, f"{name} {value:.3g} is above {limit:g}"
+            yield reason, f"{name} {value:.3g} is above thresholds.{name} {limit:g}: {way_out}, or raise it"

@@ -1,4 +1,4 @@
-"""Metrics on a scripted clock, and the verdict on a trial."""
+"""Metrics on a scripted clock."""
 
 from __future__ import annotations
 
@@ -7,49 +7,12 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from traces import T0, S, four, passed, request
 
 from kpad_bench import metrics
-from kpad_bench.config import Thresholds
 from kpad_bench.counters import Deltas
 from kpad_bench.schema import REQUESTS, TRIALS, names
 from kpad_bench.steps import StepDeltas
-from kpad_bench.stream import PassTrace, RequestTrace, Stop
-from kpad_bench.verdict import Evidence, verdict
-
-S = 1_000_000_000
-T0 = 1000 * S
-
-
-def request(start, tokens, *, finish="stop", error=None, index=0):
-    """A request from ``start`` s with ``tokens``: {second: cumulative count}; it closes with the last."""
-    times = [T0 + round(at * S) for at in tokens]
-    closed_ns = max([*times, T0 + round(start * S)])
-    trace = RequestTrace(index, f"p{index}", "00", T0 + round(start * S), closed_ns)
-    trace.token_ns, trace.token_counts = times, list(tokens.values())
-    trace.completion_tokens = max([*trace.token_counts, 0])
-    trace.prompt_tokens, trace.finish_reason = 10, finish
-    if error:
-        trace.error_kind, _, trace.error_message = error.partition(": ")
-    return trace
-
-
-def passed(*requests, wall=10.0, concurrency=2, n_prompts=None, **more):
-    """A pass of these requests that took ``wall`` seconds."""
-    for index, one in enumerate(requests):
-        one.index = index
-    n_prompts = len(requests) if n_prompts is None else n_prompts
-    end_ns = T0 + round(wall * S)
-    return PassTrace(list(requests), n_prompts, concurrency, "/v1/chat/completions", T0, end_ns, **more)
-
-
-def four():
-    """Two slots, four requests: first tokens at 1 and 2 s, a slot runs dry at 8 s, all is over at 10 s."""
-    return passed(
-        request(0, {1: 1, 2: 3, 4: 7}),
-        request(0, {2: 1, 3: 4, 5: 6}, finish="length"),
-        request(4, {5: 2, 8: 12}),
-        request(5, {6: 1, 10: 21}),
-    )
 
 
 def test_throughput_is_tokens_of_ok_requests_over_the_wall():
@@ -281,92 +244,3 @@ def test_request_rows():
     assert len(good["output_sha256"]) == 64
     assert (bad["status"], bad["error"], bad["output_sha256"]) == ("failed", "http_400: too long", None)
     assert metrics.request_rows(trace, save_text=True)[0]["output_text"] == "ab?"
-
-
-WORKER = {"marker": "kpad", "k": 4, "pads": True}
-FINE = {
-    "client_cpu_share": 0.5,
-    "loop_lag_p99_ms": 2.0,
-    "front_end_cpu_share": None,
-    "tokens_reconciled": True,
-}
-
-
-def judged(columns=None, trace=None, **evidence):
-    """Status and reason of a padded K=4 trial that differs from a good one in these."""
-    seen = Evidence(**{"pads": True, "k": 4, "statuses": [WORKER], "steps": StepDeltas()} | evidence)
-    found = verdict(FINE | (columns or {}), trace or four(), Thresholds(), seen)
-    assert (found.status == "ok") == (found.reason is None) == (found.detail is None)
-    return (found.status, found.reason)
-
-
-def test_a_good_trial_is_ok():
-    """Padded with its marker, unpadded with its own, attached and unpadded without one."""
-    assert judged() == ("ok", None)
-    assert judged(pads=False, k=None, statuses=[WORKER | {"k": None, "pads": False}]) == ("ok", None)
-    assert judged(pads=False, k=None, statuses=[], is_attached=True) == ("ok", None)
-    assert judged({"full_share_decode": 0.1}) == ("ok", None)
-    assert judged({"uniform_share_decode": 0.8}) == ("ok", None)
-    assert judged(pads=False, k=4, statuses=[WORKER | {"pads": False}], steps=None) == ("ok", None)
-
-
-INVALID = {
-    "no_marker": [
-        {"statuses": []},
-        {"statuses": [{"k": 4, "pads": True}]},
-        {"n_workers": 2},
-        {"statuses": [], "is_attached": True},
-        {"statuses": [], "pads": False},
-    ],
-    "k_not_applied": [
-        {"statuses": [WORKER | {"k": 8}]},
-        {"statuses": [WORKER, WORKER | {"k": None}]},
-        {"columns": {"accepted_per_position": [3, 2, 1]}},
-    ],
-    "padding_not_applied": [
-        {"statuses": [WORKER | {"pads": False}]},
-        {"pads": False},
-        {"columns": {"uniform_share_decode": 0.2}},
-    ],
-    "not_counted": [{"steps": None}],
-    "counters_backwards": [
-        {"deltas": Deltas(backwards=("generation_tokens",))},
-        {"steps": StepDeltas(backwards=("steps",))},
-    ],
-    "ranks_disagree": [{"steps": StepDeltas(disagree=("pad_tokens",))}],
-    "tokens_not_reconciled": [{"columns": {"tokens_reconciled": False}, "deltas": DELTAS}],
-    "client_bound": [{"columns": {"client_cpu_share": 0.95}}, {"columns": {"loop_lag_p99_ms": 25.0}}],
-    "front_end_bound": [{"columns": {"front_end_cpu_share": 1.4}}, {"columns": {"chunk_merge_share": 0.2}}],
-}
-
-
-@pytest.mark.parametrize(
-    ("reason", "case"), [(reason, case) for reason, cases in INVALID.items() for case in cases]
-)
-def test_a_number_that_is_not_what_it_says_is_invalid(reason, case):
-    """Each doubt about the server, the counts or the client has its reason."""
-    assert judged(**case) == ("invalid", reason)
-
-
-def many(n_ok, *errors):
-    """A pass of n_ok good requests and these failures."""
-    good = [request(0, {1: 1}) for _ in range(n_ok)]
-    return passed(*good, *(request(0, {}, error=error) for error in errors))
-
-
-def test_refused_and_failed_shares():
-    """Over 5 % refused is the workload's fault; under 99 % ok is too few either way."""
-    assert judged(trace=many(94, *["http_400: too long"] * 6)) == ("invalid", "invalid_workload")
-    assert judged(trace=many(95, *["http_400: too long"] * 5)) == ("invalid", "low_success_share")
-    assert judged(trace=many(98, "cut: reset", "stalled: no byte")) == ("invalid", "low_success_share")
-    assert judged(trace=many(99, "cut: reset")) == ("ok", None)
-
-
-def test_a_pass_that_did_not_work_is_failed():
-    """Stopped early, all requests failed, or nothing came out: failed before anything else is asked."""
-    stopped = passed(request(0, {1: 1}), n_prompts=5, stopped_early=Stop("server_died", "gone"))
-    assert judged(trace=stopped, statuses=[]) == ("failed", "server_died")
-    assert judged(trace=many(0, "http_400: no", "http_404: no")) == ("failed", "all_requests_refused")
-    assert judged(trace=many(0, "http_400: no", "cut: reset")) == ("failed", "all_requests_failed")
-    assert judged(trace=passed(request(0, {}))) == ("failed", "no_output")
-    assert judged(trace=passed()) == ("failed", "no_requests")
