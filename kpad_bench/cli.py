@@ -69,7 +69,7 @@ def sweep(  # noqa: PLR0913, PLR0917 one parameter per option
     k: Annotated[str | None, typer.Option("--k", help="Ks of the padded arms, like 4,6,8,12.")] = None,
     config: Annotated[str, typer.Option(help="YAML file, or the name of a shipped one.")] = "default",
     rounds: Annotated[
-        int | None, typer.Option(min=1, help="Trials of each cell, in interleaved blocks.")
+        str | None, typer.Option(help="Blocks of every cell: 3; or 3..8, as many as its decision needs.")
     ] = None,
     isolation: Annotated[
         str | None, typer.Option(help="boot: a server per trial. reset: per arm and K.")

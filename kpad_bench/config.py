@@ -7,8 +7,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    field_validator,
+    model_validator,
+)
 
+from kpad_bench.design import Design, read_rounds
 from kpad_bench.errors import UsageError
 from kpad_bench.hostcpu import format_cpu_list, parse_cpu_list
 
@@ -119,6 +128,8 @@ class Load(Frozen):
     n_warmup: Annotated[int, Field(ge=0, strict=True)] = 8
     #: disjoint prompts answered after the caches were emptied, before the pass: what production looks like
     n_primed: Annotated[int, Field(ge=0, strict=True)] = 0
+    #: have the measured prompts themselves answered once before the pass: to show what that does to a number
+    warm: bool = False
     max_tokens: PositiveInt
     temperature: Annotated[float, Field(ge=0)]
     seed: Annotated[int, Field(strict=True)] = 0
@@ -131,6 +142,7 @@ class LoadOverride(Frozen):
     n_prompts: PositiveInt | None = None
     n_warmup: Annotated[int, Field(ge=0, strict=True)] | None = None
     n_primed: Annotated[int, Field(ge=0, strict=True)] | None = None
+    warm: bool | None = None
     max_tokens: PositiveInt | None = None
     temperature: Annotated[float, Field(ge=0)] | None = None
     seed: Annotated[int, Field(strict=True)] | None = None
@@ -230,6 +242,18 @@ class Thresholds(Frozen):
     low_disk_gb: float = 10.0
 
 
+class Sentinel(Frozen):
+    """One cell measured at the start, between blocks and at the end of a run, to compare nights by.
+
+    Its model, corpus and arm need not be among those of the sweep. ``arm`` names its K: ``kpad@8``.
+    """
+
+    model: str
+    corpus: Name
+    arm: str
+    times: Annotated[int, Field(gt=0, le=100, strict=True)] = 3
+
+
 class SweepConfig(Frozen):
     """One sweep: models x corpora x arms x Ks x rounds, and how each is run."""
 
@@ -238,10 +262,11 @@ class SweepConfig(Frozen):
     corpora: Annotated[tuple[Name, ...], Field(min_length=1)]
     arms: Annotated[tuple[str, ...], Field(min_length=1)]
     k: Annotated[tuple[Annotated[int, Field(gt=0, le=MOST_K, strict=True)], ...], Field(min_length=1)]
-    rounds: PositiveInt = 1
+    rounds: Annotated[Design, PlainValidator(read_rounds), PlainSerializer(Design.as_given)] = Design(1, 1)
     repeats: PositiveInt = 1
     isolation: Literal["boot", "reset"] = "boot"
     seed: int = 0
+    sentinel: Sentinel | None = None
     load: LoadConfig
     server: Server
     cpus: Cpus = Cpus()
@@ -267,11 +292,20 @@ class SweepConfig(Frozen):
 
 
 class Resolved(Frozen):
-    """A sweep with every name looked up: what ``plan`` works from and what the manifest records."""
+    """A sweep with every name looked up: what ``plan`` works from and what the manifest records.
+
+    ``models`` and ``arms`` hold the sentinel's too; those of the sweep are the ones ``config`` lists.
+    """
 
     config: SweepConfig
     models: dict[str, ModelEntry]
     arms: dict[str, Arm]
+
+    @property
+    def corpora(self) -> tuple[str, ...]:
+        """Every corpus that is sent, the sentinel's too."""
+        sentinel = self.config.sentinel
+        return tuple(dict.fromkeys([*self.config.corpora, *([sentinel.corpus] if sentinel else [])]))
 
     def arm_of(self, name: str, arm_at_k: str) -> Arm:
         """The arm of a server variant, configured by its name or as ``name@K``."""

@@ -229,15 +229,21 @@ def resolve(
     """Look up every model and arm. Raises UsageError with the allowed names."""
     found: dict[str, Arm] = {}
     for spec in config.arms:
-        name, arm = _find_arm(spec, arms, where)
+        name, arm = _find_arm(spec, arms, f"{where}: arms")
         if name in found:
             raise UsageError(f"{where}: arms: {spec!r}: {name} is there already; name each arm and K once")
         found[name] = arm
-    return Resolved(
-        config=config,
-        models={tag: _find_model(tag, models, where) for tag in config.models},
-        arms=found,
-    )
+    entries = {tag: _find_model(tag, models, f"{where}: models") for tag in config.models}
+    as_found: dict[str, Any] = {"arms": tuple(found)}  # kpad@08 is kpad@8
+    if config.sentinel is not None:
+        tag, spec = config.sentinel.model, config.sentinel.arm
+        name, arm = _find_arm(spec, arms, f"{where}: sentinel.arm")
+        if arm.k == "sweep":
+            raise UsageError(f"{where}: sentinel.arm: {spec!r}: name its K, like {name}@8")
+        entries |= {tag: _find_model(tag, models, f"{where}: sentinel.model")}
+        found |= {name: arm}
+        as_found["sentinel"] = config.sentinel.model_copy(update={"arm": name})
+    return Resolved(config=config.model_copy(update=as_found), models=entries, arms=found)
 
 
 def _find_model(tag: str, models: Mapping[str, ModelEntry], where: str) -> ModelEntry:
@@ -253,7 +259,7 @@ def _find_model(tag: str, models: Mapping[str, ModelEntry], where: str) -> Model
     if HUB_ID.fullmatch(tag):
         return ModelEntry(hf_id=tag, family=tag.split("/", maxsplit=1)[0])
     raise UsageError(
-        f"{where}: models: {tag!r}: no such model; allowed: {', '.join(sorted(models))}, "
+        f"{where}: {tag!r}: no such model; allowed: {', '.join(sorted(models))}, "
         "a hub id (org/name) or a local path (./folder)"
     )
 
@@ -262,15 +268,13 @@ def _find_arm(spec: str, arms: Mapping[str, Arm], where: str) -> tuple[str, Arm]
     """The arm as ``name`` or ``name@K``, K written as an integer is, and what it is."""
     name, at, k_text = spec.partition("@")
     if name not in arms:
-        raise UsageError(
-            f"{where}: arms: {spec!r}: no such arm; allowed: {', '.join(sorted(arms))}, or name@K"
-        )
+        raise UsageError(f"{where}: {spec!r}: no such arm; allowed: {', '.join(sorted(arms))}, or name@K")
     arm = arms[name]
     if not at:
         return name, arm
     if arm.speculation == "none":
-        raise UsageError(f"{where}: arms: {spec!r}: {name} does not speculate, so it takes no K")
-    k = positive_k(k_text, f"{where}: arms: {spec!r}")
+        raise UsageError(f"{where}: {spec!r}: {name} does not speculate, so it takes no K")
+    k = positive_k(k_text, f"{where}: {spec!r}")
     return f"{name}@{k}", arm.model_copy(update={"k": k})
 
 

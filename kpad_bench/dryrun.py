@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 from kpad_bench.argv import MODEL_DIR
+from kpad_bench.cells import Cell
 from kpad_bench.config import Resolved
-from kpad_bench.corpus import frozen_digest
+from kpad_bench.corpus import planned_digests
 from kpad_bench.doubts import plan_doubts
 from kpad_bench.errors import UsageError
 from kpad_bench.launch import shown_argv, shown_env
 from kpad_bench.models import models_dir
-from kpad_bench.plan import Cell, Plan, make_plan, planned_doubts
+from kpad_bench.plan import Block, Plan, make_plan, planned_doubts
 
 
 def describe(resolved: Resolved, cell_id: str | None, output_format: str) -> str:
     """The text of a dry run: the whole plan, or one cell's argv and environment."""
-    digests = {corpus: frozen_digest(corpus) for corpus in resolved.config.corpora}
-    plan = make_plan(resolved, digests)
+    plan = make_plan(resolved, planned_digests(resolved.corpora))
     if cell_id is not None:
         record = _launch_record(resolved, plan, _find_cell(plan, cell_id))
         return json.dumps(record, indent=1) if output_format == "json" else _launch_text(record)
@@ -38,11 +39,12 @@ def cell_record(cell: Cell) -> dict[str, Any]:
 
 
 def _find_cell(plan: Plan, cell_id: str) -> Cell:
-    found = [cell for cell in plan.cells if cell.cell_id == cell_id]
-    found = found or [cell for cell in plan.cells if cell.cell_id.startswith(cell_id)]
+    cells = list(dict.fromkeys([*plan.cells, *(trial.cell for trial in plan.trials())]))
+    found = [cell for cell in cells if cell.cell_id == cell_id]
+    found = found or [cell for cell in cells if cell.cell_id.startswith(cell_id)]
     if len(found) == 1:
         return found[0]
-    near = ", ".join(cell.cell_id for cell in (found or plan.cells)[:5])
+    near = ", ".join(cell.cell_id for cell in (found or cells)[:5])
     what = "no such cell" if not found else f"{len(found)} cells begin like this"
     raise UsageError(f"--cell: {cell_id!r}: {what}; cells are listed by --dry-run, for example {near}")
 
@@ -68,39 +70,81 @@ def _launch_text(record: dict[str, Any]) -> str:
     return "\n".join(lines + [f"warning: {text}" for text in record["warnings"]])
 
 
+class _Size(NamedTuple):
+    """How much some blocks are."""
+
+    trials: int
+    boots: int
+    boot_estimate_s: float
+
+
+def _size(resolved: Resolved, blocks: Iterable[Block]) -> _Size:
+    boots = [boot for block in blocks for boot in block.boots]
+    seconds = sum(resolved.models[boot.model].boot_estimate_s for boot in boots)
+    return _Size(sum(len(boot.trials) for boot in boots), len(boots), seconds)
+
+
+def _sizes(resolved: Resolved, plan: Plan) -> tuple[_Size, _Size, _Size]:
+    """Of the fewest rounds there may be, of the most, and of the sentinels, which are in neither."""
+    rounds = [block for block in plan.blocks if not block.is_sentinel]
+    certain = [block for block in rounds if block.round <= plan.design.least]
+    sentinels = [block for block in plan.blocks if block.is_sentinel]
+    return _size(resolved, certain), _size(resolved, rounds), _size(resolved, sentinels)
+
+
 def _plan_record(resolved: Resolved, plan: Plan) -> dict[str, Any]:
-    boots = list(plan.boots())
+    """``rounds``, ``trials``, ``boots`` are those of the most rounds; ``least`` has them of the fewest."""
+    least, most, sentinel = _sizes(resolved, plan)
     return {
         "sweep": plan.sweep,
         "plan_digest": plan.digest,
-        "rounds": resolved.config.rounds,
+        "rounds": plan.design.most,
         "isolation": resolved.config.isolation,
-        "boots": len(boots),
-        "trials": len(list(plan.trials())),
-        "boot_estimate_s": sum(resolved.models[boot.model].boot_estimate_s for _, boot in boots),
+        **most._asdict(),
+        "least": {"rounds": plan.design.least, **least._asdict()},
+        "sentinel": sentinel._asdict(),
         "warnings": planned_doubts(resolved, plan),
         "cells": [cell_record(cell) for cell in plan.cells],
         "order": [
-            {"block_id": block.block_id, "boot_id": boot.boot_id, "trials": [t.trial_id for t in boot.trials]}
-            for block, boot in boots
+            {
+                "block_id": block.block_id,
+                "boot_id": boot.boot_id,
+                "is_sentinel": block.is_sentinel,
+                "trials": [trial.trial_id for trial in boot.trials],
+            }
+            for block, boot in plan.boots()
         ],
     }
 
 
 def _plan_text(resolved: Resolved, plan: Plan) -> str:
-    config = resolved.config
-    n_boots, n_trials = len(list(plan.boots())), len(list(plan.trials()))
-    hours = sum(resolved.models[boot.model].boot_estimate_s for _, boot in plan.boots()) / 3600
     lines = [
         f"{cell.cell_id}{'' if cell.corpus_digest else '  (corpus not frozen: digest null)'}"
         for cell in plan.cells
     ]
-    not_frozen = sorted({cell.corpus for cell in plan.cells if cell.corpus_digest is None})
-    lines += [
-        "",
-        f"{len(plan.cells)} cells per round x {config.rounds} rounds: {n_trials} trials in {n_boots} boots "
-        f"(isolation {config.isolation}), about {hours:.1f} h of boots alone",
-    ]
+    trials = plan.trials()
+    not_frozen = sorted({trial.cell.corpus for trial in trials if trial.cell.corpus_digest is None})
+    lines += ["", _size_text(resolved, plan)]
     if not_frozen:
         lines.append(f"not frozen, a real sweep refuses them: {', '.join(not_frozen)}")
     return "\n".join(lines + [f"warning: {doubt}" for doubt in planned_doubts(resolved, plan)])
+
+
+def _size_text(resolved: Resolved, plan: Plan) -> str:
+    least, most, sentinel = _sizes(resolved, plan)
+    hours = [f"{size.boot_estimate_s / 3600:.1f}" for size in (least, most)]
+    n_cells, isolation = len(plan.cells), resolved.config.isolation
+    if plan.design.is_adaptive:
+        text = (
+            f"{n_cells} cells, {plan.design.least} to {plan.design.most} rounds: between {least.trials} and "
+            f"{most.trials} trials in between {least.boots} and {most.boots} boots (isolation {isolation}), "
+            f"about {hours[0]} to {hours[1]} h of boots alone"
+        )
+    else:
+        text = (
+            f"{n_cells} cells per round x {plan.design.most} rounds: {most.trials} trials in {most.boots} "
+            f"boots (isolation {isolation}), about {hours[1]} h of boots alone"
+        )
+    return text + (
+        f"; and {sentinel.trials} sentinel trials in boots of their own" if sentinel.trials else ""
+    )

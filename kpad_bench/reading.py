@@ -10,11 +10,11 @@ from typing import Any
 
 from kpad_bench.attached import AttachedServer
 from kpad_bench.bootlog import attention_backend
+from kpad_bench.cells import Cell
 from kpad_bench.counters import Deltas, delta, parse_samples, snapshot
 from kpad_bench.hostcpu import parse_cpu_list
 from kpad_bench.launch import shown_argv, shown_env
 from kpad_bench.loops import EDGE, long_answers, text_end
-from kpad_bench.plan import Cell
 from kpad_bench.prompt import Prompt
 from kpad_bench.provenance import numa_nodes
 from kpad_bench.server import Server

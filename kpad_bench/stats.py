@@ -7,7 +7,6 @@ or has to know whether another round is worth it, calls ``decide``. docs/statist
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -22,6 +21,7 @@ from kpad_bench.critical import (
     t_bound,
     t_tail,
 )
+from kpad_bench.design import Design as Design  # callers name it beside decide
 from kpad_bench.layout import LEAST_CV, Layout, assumed, mean, measured, variance
 
 MEASURED, ASSUMED = "measured", "assumed"
@@ -34,30 +34,6 @@ MARGIN = 0.01
 _EDGE = 1e-12  # arithmetic, where a deficit is compared with the margin
 #: An adaptive design looks for futility from this round on, and calls less than this chance futile.
 FUTILE_FROM, FUTILE_BELOW = 4, 0.1
-
-
-class Design(NamedTuple):
-    """How many rounds were planned: a fixed number, or as many as it takes between two numbers."""
-
-    least: int
-    most: int
-
-    @property
-    def is_adaptive(self) -> bool:
-        """Whether a decision is taken after every round from ``least`` on."""
-        return self.least < self.most
-
-    def __str__(self) -> str:
-        return f"adaptive({self.least}..{self.most})" if self.is_adaptive else f"fixed({self.most})"
-
-    @classmethod
-    def parse(cls, text: str) -> Design:
-        """The design of which ``text`` is the string; raises ValueError for anything else."""
-        found = re.fullmatch(r"fixed\((\d+)\)|adaptive\((\d+)\.\.(\d+)\)", text)
-        numbers = [int(group) for group in found.groups() if group] if found else []
-        if not numbers or numbers[0] < 1 or numbers != sorted(set(numbers)):
-            raise ValueError(f"{text!r} is no design: it looks like fixed(3) or adaptive(3..8)")
-        return cls(numbers[0], numbers[-1])
 
 
 class Decision(NamedTuple):

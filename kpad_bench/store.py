@@ -15,13 +15,12 @@ Knows columns and files; nothing of servers, plans or what the numbers mean.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import gzip
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ import pyarrow.compute as pc
 
 from kpad_bench import arrow
 from kpad_bench.arrow import MANIFEST, TABLES
+from kpad_bench.disk import as_host_error, free_name, write_whole
 from kpad_bench.errors import DataError, HostError
 from kpad_bench.schema import MUST_MATCH, OK, REQUESTS, SCHEMA_VERSION, STATUSES, TRIALS, WHO
 
@@ -38,8 +38,6 @@ from kpad_bench.schema import MUST_MATCH, OK, REQUESTS, SCHEMA_VERSION, STATUSES
 _ID = re.compile(r"[A-Za-z0-9_@-][A-Za-z0-9._@-]{0,199}")
 #: What has to be known of a trial to skip it or to do it again.
 _DONE = tuple(c for c in TRIALS if c in WHO or c.name in ("status", "reason", *MUST_MATCH))
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-_NO_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOENT, errno.ENAMETOOLONG)
 
 
 class RunFolder:
@@ -52,7 +50,7 @@ class RunFolder:
     def create(cls, path: Path | str) -> RunFolder:
         """A new, empty run folder. Raises HostError where one is there already, or none can be made."""
         path = Path(path)
-        with _as_host_error(path):
+        with as_host_error(path):
             try:
                 path.mkdir(parents=True)
             except FileExistsError as error:
@@ -71,7 +69,7 @@ class RunFolder:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Keep other processes from writing to the run until this ends. Raises HostError if one does."""
-        with _as_host_error(self.path):
+        with as_host_error(self.path):
             file = (self._made("") / ".lock").open("a")
         with file:
             try:
@@ -85,9 +83,9 @@ class RunFolder:
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
         """Save the manifest as JSON, whole or not at all."""
         text = json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
-        with _as_host_error(self.path):
+        with as_host_error(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            _write_whole(self.path / MANIFEST, f"{text}\n".encode())
+            write_whole(self.path / MANIFEST, f"{text}\n".encode())
 
     def read_manifest(self) -> dict[str, Any]:
         """The manifest. Raises DataError where it is missing or not a JSON object."""
@@ -130,12 +128,12 @@ class RunFolder:
         request_part = arrow.to_bytes(arrow.to_table([_filled(r, ids) for r in requests], REQUESTS))
         if not replace_ok and self._status(trial_id) == OK:
             raise ValueError(f"{trial_id} is in {self.path} with status ok; it is not measured twice")
-        with _as_host_error(self.path):
+        with as_host_error(self.path):
             self._supersede(trial_id)
             for name, data in snapshots.items():
-                _write_whole(self._made(f"raw/{trial_id}") / f"{name}.gz", gzip.compress(data, mtime=0))
-            _write_whole(self._made("requests") / f"{trial_id}.parquet", request_part)
-            _write_whole(self._made("trials") / f"{trial_id}.parquet", trial_part)
+                write_whole(self._made(f"raw/{trial_id}") / f"{name}.gz", gzip.compress(data, mtime=0))
+            write_whole(self._made("requests") / f"{trial_id}.parquet", request_part)
+            write_whole(self._made("trials") / f"{trial_id}.parquet", trial_part)
 
     def read_done(self) -> tuple[dict[str, dict[str, Any]], list[str]]:
         """Every trial that has a row, by trial_id (ids, status, reason, must-match columns), and warnings.
@@ -146,8 +144,8 @@ class RunFolder:
         warnings = []
         table, problems = arrow.run_table(self.path, "trials", _DONE)
         for problem in problems:
-            with _as_host_error(self.path):
-                target = _free_name(self._made("set_aside") / f"trials.{problem.path.name}")
+            with as_host_error(self.path):
+                target = free_name(self._made("set_aside") / f"trials.{problem.path.name}")
                 os.replace(problem.path, target)
             warnings.append(f"{problem}; moved to {target}, its trial counts as not measured")
         return {row["trial_id"]: row for row in table.to_pylist()}, warnings
@@ -161,7 +159,7 @@ class RunFolder:
         """
         _, warnings = self.read_done()  # sets broken parts aside
         n_trials = 0
-        with _as_host_error(self.path):
+        with as_host_error(self.path):
             # Requests first: a trial row must never be without its requests.
             for name in ("requests", "trials"):
                 n_trials = self._compact(name)
@@ -176,7 +174,7 @@ class RunFolder:
         if parts:
             if path.exists():
                 self._keep_replaced(name, {part.stem for part in parts})
-            _write_whole(path, arrow.to_bytes(table), check=lambda new: _compare(new, table, name))
+            write_whole(path, arrow.to_bytes(table), check=lambda new: _compare(new, table, name))
         for part in parts:
             part.unlink()
         return int(table.num_rows)
@@ -188,7 +186,7 @@ class RunFolder:
         for trial_id in sorted(trial_ids.intersection(held.to_pylist())):
             rows = old.filter(pc.equal(held, trial_id))
             if not rows.equals(arrow.read_part(self.path / name / f"{trial_id}.parquet", TABLES[name])):
-                _write_whole(self._superseded(trial_id, f"{name}.parquet"), arrow.to_bytes(rows))
+                write_whole(self._superseded(trial_id, f"{name}.parquet"), arrow.to_bytes(rows))
 
     def _status(self, trial_id: str) -> str | None:
         """Status of the trial as it counts now: its part's, else the compacted file's, else None."""
@@ -233,44 +231,6 @@ def find_runs(sweep_folder: Path | str) -> list[RunFolder]:
     return [RunFolder(path) for path in sorted(found)]
 
 
-def _write_whole(path: Path, data: bytes, check: Callable[[Path], None] | None = None) -> None:
-    """Put a file in place in one step and on disk for good; ``check`` sees it before and may raise."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        if check is not None:
-            check(temporary)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # else a power cut may lose the new name
-    finally:
-        os.close(folder)
-
-
-@contextmanager
-def _as_host_error(folder: Path) -> Iterator[None]:
-    """Turn a full or read-only disk into a HostError that says the way out."""
-    try:
-        yield
-    except OSError as error:
-        where = error.filename or folder
-        if error.errno in _NO_ROOM:
-            raise HostError(
-                f"{where}: no space left on the disk. Free some (df -h {folder}) and run the same command "
-                "again: it goes on after the last trial that was saved"
-            ) from error
-        if error.errno in _NO_WRITE:
-            raise HostError(f"{where}: cannot be written: {error.strerror}. Choose another --out") from error
-        raise
-
-
 def _compare(path: Path, table: pa.Table, name: str) -> None:
     written = arrow.read_table(path, TABLES[name])
     if not written.equals(table.combine_chunks()):
@@ -288,11 +248,3 @@ def _checked_name(name: Any, what: str) -> str:
     if not isinstance(name, str) or not _ID.fullmatch(name):
         raise ValueError(f"{what} {name!r} cannot be part of a file name: {_ID.pattern}")
     return name
-
-
-def _free_name(path: Path) -> Path:
-    number, free = 1, path
-    while free.exists():
-        number += 1
-        free = path.with_name(f"{path.name}.{number}")
-    return free

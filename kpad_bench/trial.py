@@ -12,6 +12,7 @@ from typing import Any
 
 from kpad_bench.argv import suffix_settings
 from kpad_bench.bootlog import graph_downgrade
+from kpad_bench.cells import Cell
 from kpad_bench.config import Arm, Load, Resolved
 from kpad_bench.corpus import FrozenCorpus
 from kpad_bench.counters import counter_doubts, delta, snapshot
@@ -22,7 +23,7 @@ from kpad_bench.errors import ServerError
 from kpad_bench.launch import shown_argv, shown_env
 from kpad_bench.loops import loop_share
 from kpad_bench.metrics import request_rows, trial_columns
-from kpad_bench.plan import Boot, Cell, Trial
+from kpad_bench.plan import Boot, Trial
 from kpad_bench.progress import Progress
 from kpad_bench.prompt import Prompt
 from kpad_bench.reading import (

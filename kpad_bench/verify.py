@@ -25,6 +25,7 @@ from kpad_bench.answers import (
     save,
 )
 from kpad_bench.argv import refusals, served_name, server_argv, server_env
+from kpad_bench.cells import Cell, cell_identity, graph_sizes
 from kpad_bench.config import Load, Resolved
 from kpad_bench.corpus import FrozenCorpus, open_frozen
 from kpad_bench.drive import run
@@ -43,7 +44,6 @@ from kpad_bench.errors import HostError, ServerError, UsageError
 from kpad_bench.frequency import Frequencies, frequencies, is_different, least
 from kpad_bench.launch import Launch, pinned
 from kpad_bench.models import models_dir
-from kpad_bench.plan import Cell, cell_identity, graph_sizes
 from kpad_bench.prompt import Prompt
 from kpad_bench.reading import read, unfit_prompts
 from kpad_bench.server import Server, boot

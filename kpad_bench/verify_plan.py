@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kpad_bench.cells import arm_variants
 from kpad_bench.config import Load, Resolved
 from kpad_bench.configfile import find_config, load_sweep
 from kpad_bench.errors import UsageError
-from kpad_bench.plan import arm_variants
 
 #: A check of equality needs no long pass: the published one compared 32 texts.
 N_PROMPTS, MAX_TOKENS = 32, 256
@@ -48,7 +48,7 @@ class Pass:
 
 def resolve(asked: Asked) -> Resolved:
     """The configuration with one model, one corpus, the padded arms, and the unpadded ones beside them."""
-    given: dict[str, Any] = {"load.temperature": 0, "arms": list(asked.arms)}
+    given: dict[str, Any] = {"load.temperature": 0, "arms": list(asked.arms), "sentinel": None}
     given |= {} if asked.k is None else {"k": list(asked.k)}
     given |= {} if asked.concurrency is None else {"load.concurrency": asked.concurrency}
     given |= {} if asked.model is None else {"models": [asked.model]}

@@ -111,7 +111,9 @@ def test_an_always_rejected_pad_is_refused_on_the_cpu() -> None:
     resolved = load_sweep(find_config("quickstart")).model_copy(update={"arms": {"mine": arm}})
     with pytest.raises(UsageError, match="pad_token -1: vLLM's CPU build accepts it"):
         make_plan(resolved, {})
-    make_plan(load_sweep(NIGHTLY).model_copy(update={"arms": {"mine": arm}}), {})
+    night = load_sweep(NIGHTLY)
+    config = night.config.model_copy(update={"arms": ("mine",), "sentinel": None})
+    make_plan(night.model_copy(update={"config": config, "arms": {"mine": arm}}), {})
 
 
 def test_a_pad_token_reaches_the_server_only_where_it_is_not_the_default() -> None:

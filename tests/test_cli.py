@@ -147,7 +147,22 @@ def test_the_plan_as_json_is_exactly_the_data(run):
     assert len({cell["cell_id"] for cell in plan["cells"]}) == 462
     assert all(cell["corpus_digest"] is None and not cell["is_corpus_frozen"] for cell in plan["cells"])
     assert plan["boot_estimate_s"] > 0
-    assert [len(boot["trials"]) for boot in plan["order"]] == [7] * 66
+    assert [len(boot["trials"]) for boot in plan["order"] if not boot["is_sentinel"]] == [7] * 66
+    assert plan["sentinel"] == {"trials": 3, "boots": 3, "boot_estimate_s": 360}
+    assert [boot["is_sentinel"] for boot in plan["order"]].count(True) == 3
+
+
+def test_the_plan_of_adaptive_rounds_says_the_least_and_the_most(run):
+    """In words and as data; sentinels are counted apart."""
+    args = ("sweep", "--config", "nightly-dgx-b200", "--rounds", "3..8", "--dry-run")
+    _, text, _ = run(*args)
+    assert "462 cells, 3 to 8 rounds: between 1386 and 3696 trials in between 198 and 528 boots" in text
+    assert "; and 3 sentinel trials in boots of their own" in text
+    plan = json.loads(run(*args, "--format", "json")[1])
+    assert (len(plan["cells"]), plan["rounds"], plan["trials"], plan["boots"]) == (462, 8, 3696, 528)
+    assert plan["boot_estimate_s"] / 8 == plan["least"].pop("boot_estimate_s") / 3
+    assert plan["least"] == {"rounds": 3, "trials": 1386, "boots": 198}
+    assert plan["sentinel"]["trials"] == 3
 
 
 def test_options_of_the_dry_run_are_the_sweep_s(run):
@@ -248,7 +263,10 @@ def test_a_frozen_corpus_plans_with_its_digest(run, rows):
         (["--format", "csv"], 2, "--format: 'csv': allowed: table, json"),
         (["--progress", "loud"], 2, "--progress: 'loud': allowed: auto, rich, plain, none"),
         (["--isolation", "none"], 2, "isolation: 'none': allowed: 'boot' or 'reset'"),
-        (["--rounds", "0"], 2, "--rounds"),
+        (["--rounds", "0"], 2, "rounds: '0': allowed: 1 to 1000 rounds"),
+        (["--rounds", "8..3"], 2, "rounds: '8..3': the least comes first: write 3..8"),
+        (["--rounds", "1..2"], 2, "rounds: '1..2': the least must be 2 or more"),
+        (["--rounds", "3.."], 2, "rounds: '3..': allowed: a number of rounds such as 3, or the least"),
         (["--concurrency", "-1"], 2, "load.concurrency: -1: must be above 0"),
         (["--max-tokens", "99999"], 2, "leaves no room for a prompt"),
     ],

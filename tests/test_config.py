@@ -35,6 +35,7 @@ SMALL = {
     "load": {"concurrency": 2, "n_prompts": 4, "max_tokens": 8, "temperature": 0},
     "server": {"vllm_version": "0.32.0", "platform": "cpu", "max_model_len": 1024},
 }
+SENTINEL = {"model": "smollm2-135m", "corpus": "mbpp", "arm": "kpad@8"}
 
 
 def write(folder: Path, text: str) -> Path:
@@ -120,7 +121,25 @@ def test_an_unreadable_file_is_told_with_the_way_out(tmp_path, name):
         ({"models": "smollm2-135m"}, "models: 'smollm2-135m': must be a list"),
         ({"models": [7]}, "models.0: 7: must be text; put it in quotes"),
         ({"corpora": ["a b"]}, "corpora.0: 'a b': allowed: letters, digits"),
-        ({"rounds": 0}, "rounds: 0: must be above 0"),
+        ({"rounds": 0}, "rounds: 0: allowed: 1 to 1000 rounds"),
+        ({"rounds": -3}, "rounds: -3: allowed: a number of rounds such as 3, or the least and the most"),
+        ({"rounds": True}, "rounds: True: allowed: a number of rounds such as 3, or the least and the most"),
+        ({"rounds": 10**9}, "rounds: 1000000000: allowed: a number of rounds"),
+        ({"rounds": "3.."}, "rounds: '3..': allowed: a number of rounds such as 3, or the least and the"),
+        ({"rounds": "8..3"}, "rounds: '8..3': the least comes first: write 3..8"),
+        ({"rounds": "0..2"}, "rounds: '0..2': the least must be 2 or more: one round has no interval"),
+        ({"rounds": "1..8"}, "rounds: '1..8': the least must be 2 or more: one round has no interval"),
+        ({"rounds": "3..4000"}, "rounds: '3..4000': allowed: 1 to 1000 rounds"),
+        ({"sentinel": {"model": "nope", "corpus": "mbpp", "arm": "van"}}, "sentinel.model: 'nope': no such"),
+        ({"sentinel": {**SENTINEL, "arm": "nope"}}, "sentinel.arm: 'nope': no such arm; allowed:"),
+        ({"sentinel": {**SENTINEL, "arm": "kpad"}}, "sentinel.arm: 'kpad': name its K, like kpad@8"),
+        ({"sentinel": {**SENTINEL, "arm": "kpad@x"}}, "sentinel.arm: 'kpad@x': 'x': K must be a positive"),
+        ({"sentinel": {**SENTINEL, "times": 0}}, "sentinel.times: 0: must be above 0"),
+        (
+            {"sentinel": {**SENTINEL, "k": 8}},
+            "sentinel.k: unknown key; allowed here: arm, corpus, model, times",
+        ),
+        ({"sentinel": {"arm": "van"}}, "sentinel.model: missing"),
         ({"isolation": "none"}, "isolation: 'none': allowed: 'boot' or 'reset'"),
         ({"load": 3}, "load: 3: must be a mapping of keys"),
         ({"load": {**SMALL["load"], "temperature": "warm"}}, "load.temperature: 'warm': must be a number"),
@@ -285,8 +304,30 @@ def test_options_win_over_the_file(tmp_path):
     """Dotted keys reach into the load; the message of a fault says that options are in it."""
     path = small(tmp_path)
     resolved = load_sweep(path, {"k": [12], "load.n_prompts": 3, "rounds": 2})
-    assert (resolved.config.k, resolved.config.load.n_prompts, resolved.config.rounds) == ((12,), 3, 2)
+    assert (resolved.config.k, resolved.config.load.n_prompts, resolved.config.rounds) == ((12,), 3, (2, 2))
     assert "with options: load.n_prompts: 0: must be above 0" in fault(path, {"load.n_prompts": 0})
+
+
+@pytest.mark.parametrize(
+    ("given", "rounds"), [(3, (3, 3)), ("5", (5, 5)), ("3..8", (3, 8)), ("4..4", (4, 4))]
+)
+def test_rounds_are_a_number_or_the_least_and_the_most(tmp_path, given, rounds):
+    """A record of the configuration reads back as the same."""
+    config = load_sweep(small(tmp_path, rounds=given)).config
+    assert config.rounds == rounds
+    assert SweepConfig.model_validate(config.model_dump(mode="json")) == config
+
+
+def test_a_sentinel_is_looked_up_and_is_no_part_of_the_sweep(tmp_path):
+    """Its model, arm and corpus need not be the sweep's; its K is written as an integer is."""
+    elsewhere = {"model": "org/M", "corpus": "mbpp", "arm": "suf@012", "times": 2}
+    resolved = load_sweep(small(tmp_path, sentinel=elsewhere))
+    assert resolved.config.sentinel.arm == "suf@12"
+    assert resolved.arms["suf@12"].k == 12
+    assert resolved.models["org/M"].hf_id == "org/M"
+    assert resolved.corpora == ("humaneval", "mbpp")
+    assert (resolved.config.models, resolved.config.arms) == (("smollm2-135m",), ("van", "kpad"))
+    assert load_sweep(small(tmp_path, sentinel=elsewhere), {"sentinel": None}).config.sentinel is None
 
 
 def test_an_option_below_a_key_that_is_no_mapping_leaves_the_fault_to_the_file(tmp_path):
@@ -400,7 +441,7 @@ def test_the_night_is_the_published_matrix():
     assert (len(config.models), len(config.corpora)) == (11, 7)
     assert set(config.corpora) == {"sharegpt", "wildchat", "lmsys", "humaneval", "mbpp", "swebench", "mix"}
     assert (config.arms, config.k) == (("van", "suf", "kpad"), (4, 6, 8, 12))
-    assert (config.isolation, config.rounds) == ("reset", 3)
+    assert (config.isolation, config.rounds) == ("reset", (3, 3))
     server, load = config.server, config.load
     assert (server.max_model_len, server.gpu_memory_utilization) == (16384, 0.85)
     assert (server.cudagraph_mode, server.platform) == ("FULL_AND_PIECEWISE", "cuda")

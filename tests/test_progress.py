@@ -9,8 +9,9 @@ import pytest
 from rich.console import Console
 
 from kpad_bench import progress as module
+from kpad_bench.cells import Cell
 from kpad_bench.config import Load
-from kpad_bench.plan import Boot, Cell, Trial
+from kpad_bench.plan import Boot, Trial
 from kpad_bench.progress import Estimate, PlainProgress, Progress, RichProgress, make_progress, outcome
 
 LOAD = Load(concurrency=1, n_prompts=8, max_tokens=4, temperature=0)

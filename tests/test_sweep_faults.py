@@ -272,7 +272,7 @@ def test_a_full_disk_ends_the_sweep(lab: Lab, monkeypatch: pytest.MonkeyPatch) -
     from kpad_bench import store
     from kpad_bench.errors import HostError
 
-    write, n_left = store._write_whole, [5]  # manifest; two snapshots, their twins
+    write, n_left = store.write_whole, [5]  # manifest; two snapshots, their twins
 
     def full(path: Path, *args: Any, **more: Any) -> None:
         if path.parent.name == "trials":
@@ -283,7 +283,7 @@ def test_a_full_disk_ends_the_sweep(lab: Lab, monkeypatch: pytest.MonkeyPatch) -
 
     lab.set(**VAN_AND_PADDED)
     with monkeypatch.context() as patch:
-        patch.setattr(store, "_write_whole", full)
+        patch.setattr(store, "write_whole", full)
         with pytest.raises(HostError, match="no space left"):
             lab.sweep()
     assert [row["status"] for row in lab.rows()] == ["ok"]
