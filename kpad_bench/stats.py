@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from kpad_bench.contrasts import LEAST_CV, Layout, assumed, mean, measured, variance
 from kpad_bench.critical import (
     LEVEL,
     detectable,
@@ -21,8 +22,7 @@ from kpad_bench.critical import (
     t_bound,
     t_tail,
 )
-from kpad_bench.design import Design as Design  # callers name it beside decide
-from kpad_bench.layout import LEAST_CV, Layout, assumed, mean, measured, variance
+from kpad_bench.design import Design as Design  # noqa: PLC0414 callers name it beside decide
 
 MEASURED, ASSUMED = "measured", "assumed"
 ESTABLISHED, FUTILE, LIMIT = "established", "futile", "limit"
