@@ -28,7 +28,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 models_app = typer.Typer(help="Model weights.", no_args_is_help=True)
-corpora_app = typer.Typer(help="Prompt sets: list, freeze, verify.", no_args_is_help=True)
+corpora_app = typer.Typer(help="Prompt sets: list, freeze, verify, show.", no_args_is_help=True)
 app.add_typer(models_app, name="models")
 app.add_typer(corpora_app, name="corpora")
 
@@ -208,11 +208,20 @@ def corpora_freeze(
     name: Annotated[str, typer.Argument(help="Prompt set.")],
     source: Annotated[Path | None, typer.Option(help="Local file in the set's own schema.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for prompts and lock.")] = None,
+    tokenizer: Annotated[
+        list[str] | None, typer.Option(help="Model tag, hub id or ./folder whose tokens count; repeat.")
+    ] = None,
+    lenient: Annotated[
+        bool, typer.Option("--lenient", help="Take the whole rows of a file that is cut; recorded.")
+    ] = False,
 ) -> None:
     """Extract, order and pin the prompts of one set; writes prompts and a lock with their digest."""
-    from kpad_bench.corpus import doubts, freeze
+    from kpad_bench.corpus import freeze
+    from kpad_bench.corpus_budget import named_tokenizers
+    from kpad_bench.corpus_pins import doubts
 
-    lock = freeze(name, source, out)
+    tokenizers = named_tokenizers(tokenizer or [])
+    lock = freeze(name, source, out, lenient=lenient, tokenizers=tokenizers, say=_say)
     for doubt in doubts(lock):
         _say(f"warning: {doubt}")
     _emit(json.dumps(_plain(lock), indent=1))
@@ -230,6 +239,18 @@ def corpora_verify(
     if problems:
         raise CheckFailed("\n".join(str(problem) for problem in problems))
     _say("all digests match")
+
+
+@corpora_app.command("show", epilog="Example: kpad-bench corpora show humaneval --prompts 2")
+def corpora_show(
+    name: Annotated[str, typer.Argument(help="Frozen prompt set.")],
+    prompts: Annotated[int, typer.Option(min=0, help="How many prompts to print.")] = 3,
+) -> None:
+    """Counts by reason, lengths and the first prompts of a frozen set."""
+    from kpad_bench.corpus import open_frozen
+    from kpad_bench.corpus_show import show
+
+    _emit(show(open_frozen(name), prompts))
 
 
 def _parse_ks(text: str) -> list[int]:

@@ -6,20 +6,23 @@ and a sweep refuses it. Everything here returns data; the command line says it.
 
 from __future__ import annotations
 
-import hashlib
-import json
+import dataclasses
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kpad_bench import corpus_files, corpus_rules, corpus_store
-from kpad_bench.configfile import cache_dir, data_dir, read_yaml, validate
-from kpad_bench.corpus_rules import MEASURED, MIX, PRIMING, WARMUP, Manifest, Sample
-from kpad_bench.corpus_store import FORMAT_VERSION, Lock
-from kpad_bench.errors import DataError, HostError, UsageError
+from kpad_bench import corpus_mix, corpus_pins, corpus_rules, corpus_store
+from kpad_bench.configfile import cache_dir
+from kpad_bench.corpus_manifest import Manifest, corpus_names, load_manifest
+from kpad_bench.corpus_rules import MEASURED, PRIMING, WARMUP, Sample
+from kpad_bench.corpus_sources import Say, Source
+from kpad_bench.corpus_store import FORMAT_VERSION, Lock, LockedBudget, LockedTokenizer
+from kpad_bench.corpus_tokens import Counter as TokenCounter
+from kpad_bench.corpus_tokens import Limits, TokenizerFiles
+from kpad_bench.errors import HostError, UsageError
 from kpad_bench.prompt import Placed, Prompt
 
 
@@ -30,6 +33,9 @@ class FrozenCorpus:
     name: str
     digest: str
     prompts: tuple[Placed, ...]
+    lock: Lock
+    #: prompts left out because another corpus of the same sweep measures them
+    n_elsewhere: int = 0
 
     @property
     def measured(self) -> tuple[Prompt, ...]:
@@ -79,119 +85,81 @@ def corpora_dir() -> Path:
     return Path(explicit) if explicit else cache_dir() / "corpora"
 
 
-def corpus_names() -> list[str]:
-    """Every corpus that has a manifest."""
-    return sorted(path.stem for path in data_dir("corpora").glob("*.yaml"))
-
-
-def load_manifest(name: str) -> Manifest:
-    """The manifest of a corpus. Raises UsageError with the allowed names."""
-    if name not in corpus_names():
-        raise UsageError(f"corpus {name!r}: no such corpus; allowed: {', '.join(corpus_names())}")
-    path = data_dir("corpora") / f"{name}.yaml"
-    manifest: Manifest = validate(Manifest, read_yaml(path), str(path))
-    if manifest.name != name:
-        raise UsageError(f"{path}: name: {manifest.name!r}: must be the name of the file, {name!r}")
-    return manifest
-
-
-def freeze(name: str, source: Path | None = None, out: Path | None = None) -> Lock:
+def freeze(
+    name: str,
+    source: Path | None = None,
+    out: Path | None = None,
+    *,
+    lenient: bool = False,
+    tokenizers: Sequence[TokenizerFiles] = (),
+    say: Say = lambda line: None,
+) -> Lock:
     """Write the prompts of a corpus and their lock into ``out``; the same rows give the same lock.
 
-    ``source``: a file or folder of rows in place of the pinned source. ``doubts`` says what is to be
-    said about the result. Raises DataError for rows that are damaged or of another schema, HostError
-    when the source cannot be had on this host.
+    ``source``: a file or folder of rows in place of the pinned source. ``lenient``: of a file that is cut
+    take the whole rows, and record it. ``tokenizers``: drop what is too long by any of them; by bytes where
+    there is none. ``say`` gets lines of progress. Raises DataError for rows that are damaged or of another
+    schema, HostError when the source cannot be had on this host.
     """
     folder = out or corpora_dir()
     manifest = load_manifest(name)
     if manifest.rule == "mix":
-        if source is not None:
-            raise UsageError(f"corpus {name}: made of frozen corpora, takes no --source")
-        return freeze_mix(manifest, folder)
-    files = _local_files(manifest, source)
-    sample = corpus_rules.sample(manifest, _file_rows(files) if files else _hub_rows(manifest))
-    return _write(manifest, sample, folder, files=_checked_hashes(manifest, files))
-
-
-def _local_files(manifest: Manifest, source: Path | None) -> list[Path]:
-    if source is not None:
-        return corpus_files.source_files(source)
-    if (package := manifest.package) is None:
-        return []
-    path = corpus_files.package_file(package.distribution, package.file)
-    found = corpus_files.file_sha256(path)
-    if found != package.sha256:
-        raise HostError(
-            f"{path}: sha256 {found}, pinned is {package.sha256}: not the file of the pinned release; "
-            f"install {package.distribution} again, or give the rows with --source FILE"
-        )
-    return [path]
-
-
-def _file_rows(files: list[Path]) -> Iterator[tuple[str, corpus_files.Row]]:
-    for path in files:
-        for number, row in enumerate(corpus_files.read_rows(path), start=1):
-            yield f"{path}: row {number}", row
-
-
-def _hub_rows(manifest: Manifest) -> Iterator[tuple[str, corpus_files.Row]]:
-    for source in manifest.sources:
-        if not source.splits:
-            raise HostError(f"corpus {manifest.name}: {manifest.how_to_get}")
-        rows = corpus_files.hub_rows(source.hub_id, source.revision, source.config, source.splits)
-        for number, row in enumerate(rows, start=1):
-            yield f"{source.hub_id}: row {number}", row
-
-
-def _checked_hashes(manifest: Manifest, files: list[Path]) -> dict[str, str]:
-    """File name -> sha256. Raises DataError when a file bears a pinned name and not its hash."""
-    pins = {Path(source.file).name: source for source in manifest.sources if source.file and source.sha256}
-    hashes = {path.name: corpus_files.file_sha256(path) for path in files}
-    for path in files:
-        pin = pins.get(path.name)
-        if pin is not None and hashes[path.name] != pin.sha256:
-            raise DataError(
-                f"{path}: sha256 {hashes[path.name]}, pinned is {pin.sha256}: not the pinned file; "
-                f"download it again from {pin.hub_id} at revision {pin.revision}"
+        if source is not None or tokenizers or lenient:
+            raise UsageError(
+                f"corpus {name}: made of frozen corpora, takes no --source, --tokenizer or --lenient"
             )
-    return hashes
+        return freeze_mix(manifest, folder)
+    counters = [TokenCounter(files) for files in tokenizers]
+    limits = Limits(manifest.budget, counters)
+    rows = Source(manifest, source, lenient, say)
+    sample = corpus_rules.sample(manifest, rows.rows(), limits.fits)
+    hashes = rows.file_hashes()
+    prompts = [one.prompt for one in sample.prompts]
+    longest = limits.longest(prompts)
+    named = {
+        one.name: LockedTokenizer(sha256=one.sha256, longest_tokens=longest[one.name]) for one in counters
+    }
+    budget = corpus_mix.locked_budget(manifest.budget, prompts, named)
+    n_whole = sum(cut.n_whole for cut in rows.cuts) if rows.cuts else None
+    lock = _lock(manifest, sample, budget, truncated=bool(rows.cuts), truncated_after_rows=n_whole)
+    corpus_store.write(folder, lock, sample.prompts, hashes)
+    return lock
 
 
 def freeze_mix(manifest: Manifest, folder: Path) -> Lock:
     """Prompts that the members keep for mixes, by weight. A missing member is an error, never made up for."""
     missing = [name for name in sorted(manifest.members) if frozen_digest(name, folder) is None]
     if missing:
+        others = [
+            other.name
+            for other in map(load_manifest, corpus_names())
+            if other.rule == "mix" and not set(missing) & set(other.members)
+        ]
+        instead = f"; mixes without it: {', '.join(others)}" if others else ""
         raise HostError(
             f"corpus {manifest.name} cannot be frozen yet: profile {manifest.profile} needs "
-            f"{', '.join(missing)} frozen in {folder}; first: kpad-bench corpora freeze {missing[0]}"
+            f"{', '.join(missing)} frozen in {folder}; first: kpad-bench corpora freeze {missing[0]}{instead}"
         )
     opened = {name: open_frozen(name, folder) for name in sorted(manifest.members)}
-    kept: list[Placed] = []
-    n_read = 0
-    for theirs, ours in ((MIX, MEASURED), (WARMUP, WARMUP), (PRIMING, PRIMING)):
-        pools = {name: one.with_role(theirs) for name, one in opened.items()}
-        chosen = corpus_rules.interleave(pools, manifest.members, lambda prompt: prompt.prompt_id)
-        if ours == MEASURED and not chosen:
-            sizes = ", ".join(f"{name} {len(pool)}" for name, pool in pools.items())
-            raise HostError(
-                f"corpus {manifest.name} cannot be frozen: too few prompts for one round of profile "
-                f"{manifest.profile}; there are {sizes}"
-            )
-        kept += [Placed(prompt, ours, prompt.prompt_id, prompt.sha256) for prompt in chosen]
-        n_read += sum(map(len, pools.values()))
-    digests = {name: one.digest for name, one in opened.items()}
-    sample = Sample(
-        prompts=tuple(kept),
-        n_read=n_read,
-        dropped={"over_weight": n_read - len(kept)} if n_read > len(kept) else {},
-        n_surrogate_rows=0,
-        rows_sha256=hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest(),
+    locks = {name: one.lock for name, one in opened.items()}
+    sample = corpus_mix.mixed(manifest, locks, {name: one.prompts for name, one in opened.items()})
+    tokenizers = corpus_mix.common_tokenizers(locks)
+    budget = corpus_mix.locked_budget(manifest.budget, [one.prompt for one in sample.prompts], tokenizers)
+    cut = [lock.truncated_after_rows or 0 for lock in locks.values() if lock.truncated]
+    lock = _lock(
+        manifest,
+        sample,
+        budget,
+        truncated=bool(cut),
+        truncated_after_rows=sum(cut) if cut else None,
+        members={name: lock.digest for name, lock in locks.items()},
     )
-    return _write(manifest, sample, folder, members=digests)
+    corpus_store.write(folder, lock, sample.prompts, {})
+    return lock
 
 
-def _write(manifest: Manifest, sample: Sample, folder: Path, **origin: dict[str, str]) -> Lock:
-    lock = Lock(
+def _lock(manifest: Manifest, sample: Sample, budget: LockedBudget, **origin: Any) -> Lock:
+    return Lock(
         format_version=FORMAT_VERSION,
         name=manifest.name,
         digest=corpus_store.digest_of(sample.prompts),
@@ -204,33 +172,10 @@ def _write(manifest: Manifest, sample: Sample, folder: Path, **origin: dict[str,
         rule=manifest.rule,
         seed=manifest.seed,
         template_sha256=manifest.template_sha256,
-        members=origin.get("members", {}),
-    )
-    corpus_store.write(folder, lock, sample.prompts, origin.get("files", {}))
-    return lock
-
-
-def doubts(lock: Lock) -> list[str]:
-    """What a reader should know about a frozen set: not the pinned one, rows missing, text repaired."""
-    manifest = load_manifest(lock.name)
-    found = [fault for fault in [_pin_fault(lock)] if fault]
-    if manifest.expected_rows not in (None, lock.read):
-        found.append(
-            f"corpus {lock.name}: {lock.read} rows read, the pinned source has {manifest.expected_rows}"
-        )
-    if lock.surrogate_rows:
-        found.append(f"corpus {lock.name}: lone surrogates became U+FFFD in {lock.surrogate_rows} rows")
-    return found
-
-
-def _pin_fault(lock: Lock) -> str:
-    pin = corpus_store.read_lock(lock.name, data_dir("corpora"))
-    if pin is None or pin.digest == lock.digest:
-        return ""
-    return (
-        f"corpus {lock.name}: frozen with digest {lock.digest}, pinned is {pin.digest}: other prompts than "
-        f"the pinned set. Freeze it from the pinned source; or, to adopt these prompts, copy their lock over "
-        f"{corpus_store.lock_path(lock.name, data_dir('corpora'))}: earlier rows then no longer compare"
+        budget=budget,
+        profile=manifest.profile,
+        weights=manifest.members,
+        **{"members": {}, **origin},
     )
 
 
@@ -241,17 +186,65 @@ def open_frozen(name: str, folder: Path | None = None) -> FrozenCorpus:
     lock = _lock_in(name, where)
     if lock is None:
         raise HostError(f"corpus {name} is not frozen in {where}; first: kpad-bench corpora freeze {name}")
-    expected = (name, manifest.rule, manifest.seed, manifest.template_sha256)
-    if (lock.name, lock.rule, lock.seed, lock.template_sha256) != expected:
-        raise HostError(
-            f"corpus {name}: frozen by another manifest (rule, seed or template); freeze it again: "
-            f"kpad-bench corpora freeze {name}"
-        )
+    _check_is_current(manifest, lock, where)
     prompts = corpus_store.read_prompts(name, where, lock)
-    fault = _pin_fault(lock)
+    fault = corpus_pins.pin_fault(lock)
     if fault:
         raise HostError(fault)
-    return FrozenCorpus(name, lock.digest, prompts)
+    return FrozenCorpus(name, lock.digest, prompts, lock)
+
+
+def _check_is_current(manifest: Manifest, lock: Lock, folder: Path) -> None:
+    """Raise HostError when a set was made by another manifest, or of members that are others now."""
+    name, budget = manifest.name, manifest.budget
+    made_by = (lock.name, lock.rule, lock.seed, lock.template_sha256, lock.profile, lock.weights)
+    is_made = made_by == (
+        name, manifest.rule, manifest.seed, manifest.template_sha256, manifest.profile, manifest.members
+    )  # fmt: skip
+    limits = (lock.budget.prompt_tokens, lock.budget.limit_tokens, lock.budget.limit_bytes)
+    if not is_made or limits != (budget.prompt_tokens, budget.limit_tokens, budget.limit_bytes):
+        raise HostError(
+            f"corpus {name}: frozen by another manifest (rule, seed, template, budget or weights); "
+            f"freeze it again: kpad-bench corpora freeze {name}"
+        )
+    for member, digest in lock.members.items():
+        now = frozen_digest(member, folder)
+        if now != digest:
+            what = "not frozen any more" if now is None else f"frozen with digest {now} now"
+            raise HostError(
+                f"corpus {name}: made of {member} with digest {digest}, which is {what}; freeze "
+                f"{member if now is None else name} again: kpad-bench corpora freeze "
+                f"{member if now is None else name}"
+            )
+
+
+def open_together(names: Sequence[str], folder: Path | None = None) -> dict[str, FrozenCorpus]:
+    """The frozen sets of one sweep: no text is measured in two of them (a warm mix aside).
+
+    A set that leaves a prompt to another one is another set: its digest is over what remains.
+    """
+    opened = {name: open_frozen(name, folder) for name in names}
+    cold = {name: one.measured for name, one in opened.items() if not load_manifest(name).warm}
+    for name, once in corpus_mix.without_repeats(cold).items() if len(cold) > 1 else ():
+        n_elsewhere = len(cold[name]) - len(once)
+        if n_elsewhere:
+            ids = {prompt.prompt_id for prompt in once}
+            kept = tuple(
+                one for one in opened[name].prompts if one.role != MEASURED or one.prompt.prompt_id in ids
+            )
+            opened[name] = dataclasses.replace(
+                opened[name], prompts=kept, digest=corpus_store.digest_of(kept), n_elsewhere=n_elsewhere
+            )
+    return opened
+
+
+def planned_digests(names: Sequence[str], folder: Path | None = None) -> dict[str, str | None]:
+    """What ``open_together`` will give these corpora as digests; None for those not frozen."""
+    digests = {name: frozen_digest(name, folder) for name in names}
+    frozen = [name for name, digest in digests.items() if digest is not None]
+    if len(frozen) < 2:
+        return digests
+    return digests | {name: one.digest for name, one in open_together(frozen, folder).items()}
 
 
 def _lock_in(name: str, folder: Path) -> Lock | None:

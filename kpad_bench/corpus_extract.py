@@ -121,7 +121,7 @@ def _unfit(key: str, roles: list[str | None]) -> str | None:
     if part and int(part[1]) > 0:
         return "later_part"
     if not roles:
-        return "no_turns"
+        return "empty"
     if _TOOL in roles:
         return "tool_turns"
     if None in roles:

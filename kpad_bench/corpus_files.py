@@ -1,4 +1,4 @@
-"""Rows from local files, installed packages and the hub. Knows nothing of what a row means.
+"""Rows from local files and installed packages, one at a time. Knows nothing of what a row means.
 
 JSON array, JSON lines and Parquet, the first two also gzipped. A file that is cut or damaged is
 refused, with the byte where it breaks and how many whole rows precede: a prefix of a corpus is
@@ -27,6 +27,14 @@ _BLOCK_BYTES = 1 << 20
 #: A JSON error this close to the end of what was read may be cured by reading on (a split literal).
 _SPLIT_CHARS = 16
 _SUFFIXES = (".json", ".jsonl", ".gz", ".parquet")
+
+
+class CutError(DataError):
+    """A file that ends before its rows do. ``n_whole`` of them came whole."""
+
+    def __init__(self, message: str, n_whole: int) -> None:
+        super().__init__(message)
+        self.n_whole = n_whole
 
 
 def source_files(source: Path) -> list[Path]:
@@ -62,28 +70,8 @@ def package_file(distribution: str, name: str) -> Path:
     return path
 
 
-def hub_rows(hub_id: str, revision: str, config: str | None, splits: tuple[str, ...]) -> Iterator[Row]:
-    """The rows of these splits at a pinned revision, through ``datasets`` (its cache, its HF_TOKEN)."""
-    try:
-        import datasets  # noqa: PLC0415 takes seconds, and only a hub source needs it
-    except ImportError:
-        raise HostError(
-            f"{hub_id}: the Python package datasets is not installed; install it or give --source FILE"
-        ) from None
-    for split in splits:
-        try:
-            rows = datasets.load_dataset(hub_id, config, split=split, revision=revision)
-        except Exception as error:  # datasets, hub and http client each raise their own families
-            raise HostError(
-                f"{hub_id} at {revision}, split {split}: cannot be loaded from the hub "
-                f"({type(error).__name__}: {' '.join(str(error).split())[:300]}); "
-                "on a host without the hub give --source FILE"
-            ) from error
-        yield from cast(Iterator[Row], rows)
-
-
 def read_rows(path: Path) -> Iterator[Row]:
-    """Each row of one file, in file order. Raises DataError at the first fault."""
+    """Each row of one file, in file order. Raises DataError at the first fault, CutError where it is cut."""
     try:
         with path.open("rb") as stream:
             magic = stream.read(4)
@@ -122,6 +110,7 @@ class _JsonRows:
         self._n_rows = 0
         self._is_ended = False
         self._damage = ""
+        self._is_cut = True  # and not damaged in another way
 
     def rows(self) -> Iterator[Row]:
         """Every row. Raises DataError where the text stops being rows."""
@@ -208,6 +197,7 @@ class _JsonRows:
                 left -= len(part)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             self._damage = f"its gzip stream is cut or damaged: {error}"
+            self._is_cut = isinstance(error, EOFError)
         self._is_ended = left > 0
         return b"".join(parts)
 
@@ -223,8 +213,10 @@ class _JsonRows:
     def _cut(self) -> DataError:
         end = self._byte(len(self._text))
         why = f"; {self._damage}" if self._damage else ""
-        return DataError(
+        where = (
             f"{self._path}: cut at byte {end}, in or before row {self._n_rows + 1}, which starts at byte "
-            f"{self._byte(self._at)}; whole rows before it: {self._n_rows}{why}. Fetch the file again: "
-            "a part of a corpus is never used in its place"
+            f"{self._byte(self._at)}; whole rows before it: {self._n_rows}{why}. Fetch the file again"
         )
+        if not self._is_cut:
+            return DataError(where)
+        return CutError(f"{where}; or freeze its whole rows with --lenient, which is recorded", self._n_rows)

@@ -21,8 +21,10 @@ from kpad_bench.config import Frozen
 from kpad_bench.errors import HostError
 from kpad_bench.prompt import Placed, Prompt, prompt_sha256
 
-#: Bumped when the same prompts would get another digest, or when the columns change.
-FORMAT_VERSION = 1
+#: Bumped when a lock or the columns of the prompts change.
+FORMAT_VERSION = 2
+#: Bumped when the same prompts get another digest: rows before and after then no longer compare.
+_DIGEST_RULE = 1
 _SCHEMA = pa.schema(
     [("rank", pa.int64())]
     + [
@@ -32,11 +34,34 @@ _SCHEMA = pa.schema(
 )
 
 
+class LockedTokenizer(Frozen):
+    """A tokenizer that counted every prompt: hash of it and its template, and tokens of the longest."""
+
+    sha256: str
+    longest_tokens: int
+
+
+class LockedBudget(Frozen):
+    """How long prompts are and might be.
+
+    By every tokenizer named each has at most ``limit_tokens``; where none is named, at most ``limit_bytes``.
+    """
+
+    prompt_tokens: int
+    largest_k: int
+    limit_tokens: int
+    limit_bytes: int
+    longest_bytes: int
+    tokenizers: dict[str, LockedTokenizer]
+
+
 class Lock(Frozen):
     """What a frozen set is, without its text: the same bytes for the same rows, in whatever order.
 
     ``rows + sum(dropped.values()) == read``; ``surrogate_rows`` had lone surrogates replaced.
-    ``members`` is the digest of each corpus a mix was made of.
+    ``truncated``: made of the whole rows of files that were cut; ``truncated_after_rows`` of them came
+    before the cuts. ``members`` is the digest of each corpus a mix was made of, ``profile`` the name of
+    its weights.
     """
 
     format_version: int
@@ -51,6 +76,11 @@ class Lock(Frozen):
     rule: str
     seed: int
     template_sha256: str
+    truncated: bool
+    truncated_after_rows: int | None
+    budget: LockedBudget
+    profile: str | None
+    weights: dict[str, int]
     members: dict[str, str]
 
 
@@ -66,7 +96,7 @@ def prompts_path(name: str, folder: Path) -> Path:
 
 def digest_of(prompts: Iterable[Placed]) -> str:
     """sha256 over id, role and text hash of every prompt, in rank order."""
-    total = hashlib.sha256(f"kpad-bench corpus {FORMAT_VERSION}\n".encode())
+    total = hashlib.sha256(f"kpad-bench corpus {_DIGEST_RULE}\n".encode())
     for one in prompts:
         total.update(f"{one.prompt.prompt_id}\t{one.role}\t{one.prompt.sha256}\n".encode())
     return total.hexdigest()
@@ -74,7 +104,11 @@ def digest_of(prompts: Iterable[Placed]) -> str:
 
 def read_lock(name: str, folder: Path) -> Lock | None:
     """The lock in this folder; None when there is none. Raises HostError when it is no lock."""
-    path = lock_path(name, folder)
+    return read_lock_file(lock_path(name, folder), name)
+
+
+def read_lock_file(path: Path, name: str) -> Lock | None:
+    """The lock in this file; None when there is none. Raises HostError when it is no lock."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         version = data["format_version"] if isinstance(data, dict) else None

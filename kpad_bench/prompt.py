@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -38,3 +39,12 @@ class Placed:
     role: str
     row_key: str
     original_sha256: str
+
+
+def assert_distinct(prompts: Iterable[Prompt]) -> None:
+    """A bug if a text is there twice: a server that has seen it answers it faster."""
+    seen: set[str] = set()
+    for prompt in prompts:
+        if prompt.sha256 in seen:
+            raise AssertionError(f"{prompt.prompt_id} would reach one server twice")
+        seen.add(prompt.sha256)

@@ -15,6 +15,7 @@ from kpad_bench.bootlog import graph_downgrade
 from kpad_bench.cells import Cell
 from kpad_bench.config import Arm, Load, Resolved
 from kpad_bench.corpus import FrozenCorpus
+from kpad_bench.corpus_pins import truncation
 from kpad_bench.counters import counter_doubts, delta, snapshot
 from kpad_bench.doubts import plan_doubts, row_doubts
 from kpad_bench.drive import Limits, Target, run, run_pass
@@ -25,7 +26,7 @@ from kpad_bench.loops import loop_share
 from kpad_bench.metrics import request_rows, trial_columns
 from kpad_bench.plan import Boot, Trial
 from kpad_bench.progress import Progress
-from kpad_bench.prompt import Prompt
+from kpad_bench.prompt import Prompt, assert_distinct
 from kpad_bench.reading import (
     AnyServer,
     Reading,
@@ -44,6 +45,7 @@ from kpad_bench.schema import FAILED, INVALID, SCHEMA_VERSION
 from kpad_bench.store import RunFolder
 from kpad_bench.stream import PassTrace
 from kpad_bench.verdict import Evidence, verdict
+from kpad_bench.warmup import WarmUp
 
 #: The server books a request's last tokens shortly after it has sent them; a dying one takes longer.
 SETTLE_S, DEATH_S, TRY_S = 1.0, 5.0, 0.05
@@ -65,10 +67,12 @@ class TrialRunner:
         self.resolved, self.corpora, self.folder = resolved, corpora, folder
         self.facts, self.progress, self.save_text = facts, progress, save_text
 
-    def run(self, block_id: str, boot: Boot, trial: Trial, server: AnyServer) -> dict[str, Any]:
+    def run(
+        self, block_id: str, boot: Boot, trial: Trial, server: AnyServer, warm_up: WarmUp
+    ) -> dict[str, Any]:
         """One trial, stored. Returns its row; ``server`` may be dead afterwards."""
         started_at = dt.datetime.now(dt.UTC)
-        outcome, requests, raw = self._measure(trial, server)
+        outcome, requests, raw = self._measure(trial, server, warm_up)
         row = (
             self._base(block_id, boot, trial) | {"started_at": started_at} | server_columns(server) | outcome
         )
@@ -76,24 +80,28 @@ class TrialRunner:
         self.progress.ended(trial, row)
         return row
 
-    def save_failure(self, block_id: str, boot: Boot, trial: Trial, failure: Mapping[str, Any]) -> None:
+    def save_failure(
+        self, block_id: str, boot: Boot, trial: Trial, failure: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """The row of a trial that never came to a pass."""
         row = self._base(block_id, boot, trial) | dict(failure)
         self.folder.write_trial(row, [], None)
         self.progress.ended(trial, row)
+        return row
 
     def _measure(
-        self, trial: Trial, server: AnyServer
+        self, trial: Trial, server: AnyServer, warm_up: WarmUp
     ) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, bytes]]:
         cell, corpus = trial.cell, self.corpora[trial.cell.corpus]
-        prompts = corpus.measured[: cell.load.n_prompts]
+        prompts, load = corpus.measured[: cell.load.n_prompts], cell.load
+        assert_distinct([*corpus.warmup[: load.n_warmup], *corpus.priming[: load.n_primed], *prompts])
         too_long = unfit_prompts(
             server, prompts, cell, self._largest_k(), self.resolved.config.server.max_model_len
         )
         if too_long:
             return {"status": INVALID, "reason": "invalid_workload", "detail": too_long}, [], {}
         self.progress.warming(trial)
-        cache_state = self._prepare(server, cell)
+        cache_state = self._prepare(server, cell, warm_up.take(corpus, load.n_warmup))
         before = read(server)
         self.progress.passing(trial)
         trace = self._pass(server, prompts, cell)
@@ -103,11 +111,12 @@ class TrialRunner:
         mode = (after.status or [{}])[0].get("cudagraph_mode")
         outcome["warnings"] = [
             *self._doubts(cell, server, outcome, mode),
+            *warm_up.doubts(corpus),
             *(outcome.get("warnings") or []),
         ]
         return outcome, request_rows(trace, save_text=self.save_text), raw_files(before, after)
 
-    def _prepare(self, server: AnyServer, cell: Cell) -> str | None:
+    def _prepare(self, server: AnyServer, cell: Cell, warm_up: Sequence[Prompt]) -> str | None:
         """Warm up, empty both caches, prime if asked to; all with disjoint prompts, unless the pass is to
         be warm: then it follows one like it.
 
@@ -115,7 +124,7 @@ class TrialRunner:
         """
         corpus, load = self.corpora[cell.corpus], cell.load
         short = load.model_copy(update={"max_tokens": min(load.max_tokens, WARMUP_MAX_TOKENS)})
-        self._answer(server, cell, corpus.warmup[: load.n_warmup], short)
+        self._answer(server, cell, warm_up, short)
         if server.is_attached:  # somebody else's caches are not ours to empty
             return None
         emptied = server.endpoint.worker_call("kpad_empty_cache") or []
@@ -186,13 +195,11 @@ class TrialRunner:
         found = plan_doubts(arm, cell.k, self.resolved.config.server, load.concurrency)
         for name, prompts, wanted in (
             ("prompts", corpus.measured, load.n_prompts),
-            ("warm-up prompts", corpus.warmup, load.n_warmup),
             ("priming prompts", corpus.priming, load.n_primed),
         ):
             if len(prompts) < wanted:
                 found.append(f"{cell.corpus} has {len(prompts)} {name}, {wanted} were asked for")
-        downgrade = graph_downgrade(server.log_text())
-        found += [downgrade] if downgrade else []
+        found += [text for text in (truncation(corpus.lock), graph_downgrade(server.log_text())) if text]
         return found + row_doubts(arm, self.resolved.config.server, columns, mode)
 
     def _largest_k(self) -> int:
@@ -217,14 +224,17 @@ class TrialRunner:
         identity |= {
             "sweep": config.sweep, "block_id": block_id, "boot_id": boot.boot_id, "cell_id": cell.cell_id,
             "round": trial.round, "repeat": trial.repeat, "order_index": trial.order_index,
+            "is_sentinel": trial.is_sentinel,
         }  # fmt: skip
         what = {
             "model": cell.model, "model_revision": entry.revision, "family": entry.family,
             "tensor_parallel": entry.tensor_parallel, "arm": cell.arm, "k": cell.k, "corpus": cell.corpus,
             "corpus_digest": cell.corpus_digest, "concurrency": load.concurrency,
+            "corpus_truncated": self.corpora[cell.corpus].lock.truncated,
             "n_prompts": min(load.n_prompts, len(self.corpora[cell.corpus].measured)),
             "max_tokens": load.max_tokens, "max_model_len": config.server.max_model_len,
-            "temperature": load.temperature, "seed": load.seed, "isolation": config.isolation,
+            "temperature": load.temperature, "seed": load.seed, "design": str(config.rounds),
+            "isolation": "boot" if trial.is_sentinel else config.isolation,
             "server_argv": shown_argv(boot.argv), "server_env": shown_env(dict(boot.env)),
         }  # fmt: skip
         return identity | what | suffix_settings(self._arm(cell))

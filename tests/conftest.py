@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,8 +19,8 @@ import pytest
 import yaml
 from fake_vllm.client import LAUNCHER, group_members
 
-from kpad_bench import arrow, corpus
-from kpad_bench.configfile import load_sweep
+from kpad_bench import arrow, corpus, corpus_manifest
+from kpad_bench.configfile import data_dir, load_sweep
 from kpad_bench.schema import REQUESTS, TRIALS
 from kpad_bench.sweep import Options, run_sweep
 
@@ -193,6 +194,17 @@ def frozen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("corpora")
     for name in CORPORA:
         corpus.freeze(name, None, folder)
+    return folder
+
+
+@pytest.fixture
+def unpinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The shipped manifests without their locks, so that invented rows may be frozen and opened."""
+    folder = tmp_path / "manifests"
+    folder.mkdir()
+    for path in data_dir("corpora").glob("*.yaml"):
+        shutil.copy(path, folder)
+    monkeypatch.setattr(corpus_manifest, "data_dir", lambda name: folder)
     return folder
 
 

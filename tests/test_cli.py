@@ -275,7 +275,9 @@ def test_a_frozen_corpus_plans_with_its_digest(run, rows):
 def test_bad_input_ends_before_anything_boots(run, monkeypatch, args, code, said, how):
     """One message on stderr, nothing on stdout, the same for a dry run and a real one."""
     monkeypatch.setattr(sweep, "boot", lambda _: pytest.fail("a server was started"))
-    monkeypatch.setattr(sweep, "open_frozen", _frozen_or_unknown)
+    monkeypatch.setattr(
+        sweep, "open_together", lambda names: {name: _frozen_or_unknown(name) for name in names}
+    )
     found, out, err = run("sweep", *args, *how)
     assert (found, out) == (code, "")
     assert said in err
@@ -287,7 +289,7 @@ def _frozen_or_unknown(name):
     from kpad_bench.corpus import load_manifest
 
     load_manifest(name)
-    return type("Frozen", (), {"digest": "d", "measured": (), "warmup": ()})()
+    return type("Frozen", (), {"digest": "d"})()
 
 
 def test_an_unfrozen_corpus_is_the_host_s_fault(run, tmp_path):

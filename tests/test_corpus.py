@@ -14,31 +14,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from corpus_rows import MBPP, ROWS, lines
 
-from kpad_bench import corpus, corpus_store
+from kpad_bench import corpus, corpus_pins, corpus_store
 from kpad_bench.configfile import data_dir
-from kpad_bench.corpus_rules import Manifest
 from kpad_bench.errors import DataError, HostError, UsageError
-
-ROWS = [{"task_id": f"HumanEval/{n}", "prompt": f"def f{n}(x):\n    '''Add {n}.'''\n"} for n in range(60)]
-MBPP = [{"task_id": n, "text": f"Add {n}.", "test_list": [f"assert f({n})"] * 3} for n in range(90)]
-
-
-@pytest.fixture
-def unpinned(tmp_path, monkeypatch) -> Path:
-    """The shipped manifests without their locks, so that invented rows may be frozen and opened."""
-    folder = tmp_path / "manifests"
-    folder.mkdir()
-    for path in data_dir("corpora").glob("*.yaml"):
-        shutil.copy(path, folder)
-    monkeypatch.setattr(corpus, "data_dir", lambda name: folder)
-    return folder
-
-
-def _lines(path: Path, rows: list[dict]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
 
 # Freezing
 
@@ -46,7 +26,7 @@ def _lines(path: Path, rows: list[dict]) -> Path:
 def test_locks_are_byte_identical_for_shuffled_rows_and_other_hash_seeds(tmp_path):
     """Two processes with different PYTHONHASHSEED, one with shuffled and gzipped rows: one lock."""
     rows = [*ROWS, *ROWS[:5]]
-    first = _lines(tmp_path / "first.jsonl", rows)
+    first = lines(tmp_path / "first.jsonl", rows)
     second = tmp_path / "second.json.gz"
     second.write_bytes(gzip.compress(json.dumps(random.Random(7).sample(rows, len(rows))).encode()))
     for seed, source in (("1", first), ("2", second)):
@@ -62,7 +42,7 @@ def test_locks_are_byte_identical_for_shuffled_rows_and_other_hash_seeds(tmp_pat
 
 def test_a_frozen_set_opens_as_it_was_written(tmp_path, unpinned):
     """Every prompt comes back, in rank order, with disjoint roles; the lock holds no text."""
-    lock = corpus.freeze("humaneval", _lines(tmp_path / "rows.jsonl", ROWS), tmp_path)
+    lock = corpus.freeze("humaneval", lines(tmp_path / "rows.jsonl", ROWS), tmp_path)
     opened = corpus.open_frozen("humaneval", tmp_path)
     assert (opened.name, opened.digest) == ("humaneval", lock.digest)
     assert {one.row_key for one in opened.prompts} == {row["task_id"] for row in ROWS}
@@ -79,7 +59,7 @@ def test_frozen_sets_live_where_the_variable_says(tmp_path, unpinned, monkeypatc
     monkeypatch.delenv("KPAD_BENCH_CORPORA", raising=False)
     assert corpus.corpora_dir() == tmp_path / "cache" / "corpora"
     monkeypatch.setenv("KPAD_BENCH_CORPORA", str(tmp_path / "sets"))
-    source = _lines(tmp_path / "rows.jsonl", MBPP)
+    source = lines(tmp_path / "rows.jsonl", MBPP)
     assert corpus.frozen_digest("mbpp") is None
     lock = corpus.freeze("mbpp", source)
     assert (tmp_path / "sets" / "mbpp.parquet").exists()
@@ -88,7 +68,7 @@ def test_frozen_sets_live_where_the_variable_says(tmp_path, unpinned, monkeypatc
 
 def test_an_error_while_freezing_leaves_the_old_set_as_it_was(tmp_path, unpinned):
     """A refused source touches nothing."""
-    corpus.freeze("mbpp", _lines(tmp_path / "rows.jsonl", MBPP), tmp_path)
+    corpus.freeze("mbpp", lines(tmp_path / "rows.jsonl", MBPP), tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.glob("mbpp.*")}
     cut = tmp_path / "cut.jsonl"
     cut.write_bytes((tmp_path / "rows.jsonl").read_bytes()[:-40])
@@ -102,12 +82,12 @@ def test_a_folder_that_cannot_be_written_is_the_hosts_fault(tmp_path, unpinned):
     blocked = tmp_path / "file"
     blocked.write_text("")
     with pytest.raises(HostError, match=r"cannot be written .*--out"):
-        corpus.freeze("mbpp", _lines(tmp_path / "rows.jsonl", MBPP), blocked)
+        corpus.freeze("mbpp", lines(tmp_path / "rows.jsonl", MBPP), blocked)
 
 
 def test_a_row_of_another_data_set_is_named_with_file_and_number(tmp_path):
     """HumanEval rows are no MBPP rows: file, row and keys are told."""
-    source = _lines(tmp_path / "rows.jsonl", [*MBPP[:2], ROWS[0]])
+    source = lines(tmp_path / "rows.jsonl", [*MBPP[:2], ROWS[0]])
     with pytest.raises(DataError, match=r"rows.jsonl: row 3: unknown schema: .*found prompt, task_id"):
         corpus.freeze("mbpp", source, tmp_path)
 
@@ -116,7 +96,7 @@ def test_repaired_text_and_missing_rows_are_doubts(tmp_path, unpinned):
     """Lone surrogates and a row count other than the pinned one travel with the result."""
     source = tmp_path / "rows.jsonl"
     source.write_text('{"task_id": "HumanEval/0", "prompt": "\\ud83dx"}\n')
-    said = " ".join(corpus.doubts(corpus.freeze("humaneval", source, tmp_path)))
+    said = " ".join(corpus_pins.doubts(corpus.freeze("humaneval", source, tmp_path)))
     assert "1 rows read, the pinned source has 164" in said
     assert "U+FFFD in 1 rows" in said
 
@@ -155,7 +135,7 @@ def test_a_file_with_the_pinned_name_and_another_hash_is_refused(tmp_path):
 def frozen(tmp_path, unpinned) -> Path:
     """A folder with invented MBPP rows frozen."""
     folder = tmp_path / "frozen"
-    corpus.freeze("mbpp", _lines(tmp_path / "rows.jsonl", MBPP), folder)
+    corpus.freeze("mbpp", lines(tmp_path / "rows.jsonl", MBPP), folder)
     return folder
 
 
@@ -291,41 +271,9 @@ def test_the_list_tells_the_state_of_every_corpus(frozen):
 def test_opening_a_frozen_set_imports_nothing_heavy(frozen, tmp_path):
     """The process that measures opens prompt sets: no pandas, no datasets, no torch."""
     code = (
-        "import sys; from pathlib import Path; from kpad_bench import corpus; "
-        f"corpus.data_dir = lambda name: Path({str(tmp_path / 'manifests')!r}); "
+        "import sys; from pathlib import Path; from kpad_bench import corpus, corpus_manifest; "
+        f"corpus_manifest.data_dir = lambda name: Path({str(tmp_path / 'manifests')!r}); "
         f"corpus.open_frozen('mbpp', Path({str(frozen)!r})); "
         "assert not {'pandas', 'datasets', 'torch', 'vllm'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-# Mixes
-
-
-def _mix_of(**members: int) -> Manifest:
-    return Manifest(name="mix", description="", rule="mix", licence="", profile="test_v1", members=members)
-
-
-def test_a_mix_shares_no_prompt_with_the_cells_of_its_members(tmp_path, frozen, unpinned):
-    """Its measured prompts are those its members keep for mixes; warm-up stays warm-up."""
-    corpus.freeze("humaneval", _lines(tmp_path / "he.jsonl", ROWS), frozen)
-    lock = corpus.freeze_mix(_mix_of(humaneval=1, mbpp=2), frozen)
-    members = {name: corpus.open_frozen(name, frozen) for name in ("humaneval", "mbpp")}
-    assert lock.members == {name: one.digest for name, one in members.items()}
-    mixed = corpus_store.read_prompts("mix", frozen, lock)
-    measured = [one.prompt.prompt_id for one in mixed if one.role == "measured"]
-    assert len(measured) == 3 * len([name for name in measured if name.startswith("humaneval")])
-    cells = {one.prompt_id for member in members.values() for one in (*member.measured, *member.warmup)}
-    assert not cells & set(measured)
-    assert lock.read == lock.rows + sum(lock.dropped.values())
-    assert corpus.verify(["mix"], frozen) == []
-
-
-def test_a_mix_without_a_member_fails(frozen):
-    """A missing member is an error, never renormalised."""
-    with pytest.raises(HostError, match="profile test_v1 needs humaneval frozen"):
-        corpus.freeze_mix(_mix_of(humaneval=1, mbpp=2), frozen)
-    with pytest.raises(HostError, match="too few prompts for one round"):
-        corpus.freeze_mix(_mix_of(mbpp=2000), frozen)
-    with pytest.raises(UsageError, match="takes no --source"):
-        corpus.freeze("mix", frozen, frozen)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import random
-import sys
-import types
 from pathlib import Path
 
 import pyarrow as pa
@@ -190,21 +188,3 @@ def test_a_missing_package_says_what_to_install():
         corpus_files.package_file("no-such-distribution-here", "x")
     with pytest.raises(HostError, match="missing from the installed package"):
         corpus_files.package_file("pytest", "no/such/file")
-
-
-def test_hub_rows_are_asked_for_at_the_pinned_revision(monkeypatch):
-    """Every split is loaded at the revision, and an unreachable hub is the host's fault."""
-    asked = []
-
-    def load_dataset(hub_id, config, *, split, revision):
-        asked.append((hub_id, config, split, revision))
-        if split == "gone":
-            raise ConnectionError("no route")
-        return [{"split": split}]
-
-    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
-    rows = corpus_files.hub_rows("org/set", "f" * 40, "full", ("train", "test"))
-    assert list(rows) == [{"split": "train"}, {"split": "test"}]
-    assert asked[0] == ("org/set", "full", "train", "f" * 40)
-    with pytest.raises(HostError, match=r"org/set at f{40}, split gone: .*no route.*--source FILE"):
-        list(corpus_files.hub_rows("org/set", "f" * 40, None, ("gone",)))

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from kpad_bench import corpus_rules
 from kpad_bench.corpus_extract import Dropped, extract, render
-from kpad_bench.corpus_rules import Manifest
+from kpad_bench.corpus_manifest import Manifest
 from kpad_bench.corpus_store import digest_of
 from kpad_bench.errors import DataError
 
@@ -89,7 +89,7 @@ def test_another_schema_is_refused_with_the_keys_found(rule, row, match):
         ),
         ([{"role": "USER", "content": "alone"}], "alone"),
         (['{"from": "human", "value": "as JSON text"}'], "as JSON text"),
-        ([], Dropped("no_turns")),
+        ([], Dropped("empty")),
         ([{"from": "bing", "value": "only me"}], Dropped("no_user_turn")),
         ([{"from": "human", "value": "  "}], Dropped("empty")),
         ([{"from": "human", "value": "x"}, {"from": "wizard", "value": "y"}], Dropped("unknown_role")),

@@ -1,0 +1,125 @@
+"""Whether the prompts of frozen sets are short enough for the models of a sweep, by their locks alone.
+
+A lock names tokenizers that counted every prompt. A model whose tokenizer it does not name is refused
+unless the prompts are so short that any tokenizer does: nothing is frozen anew behind anybody's back.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from kpad_bench.config import ModelEntry, Resolved
+from kpad_bench.configfile import load_models
+from kpad_bench.corpus import FrozenCorpus
+from kpad_bench.corpus_hub import is_offline
+from kpad_bench.corpus_store import LockedBudget
+from kpad_bench.corpus_tokens import (
+    CONFIG_FILE,
+    TEMPLATE_FILE,
+    TOKENIZER_FILE,
+    TokenizerFiles,
+    read_tokenizer,
+)
+from kpad_bench.errors import HostError, KpadError, UsageError
+from kpad_bench.models import models_dir
+
+_FILES = [TOKENIZER_FILE, CONFIG_FILE, TEMPLATE_FILE]
+
+
+def named_tokenizers(names: Sequence[str]) -> list[TokenizerFiles]:
+    """The tokenizers of these models (tags of models.yaml, hub ids or folders), fetched where need be."""
+    found = [read_tokenizer(_label(name), entry_folder(name, _entry(name), may_fetch=True)) for name in names]
+    labels = [one.name for one in found]
+    twice = sorted({label for label in labels if labels.count(label) > 1})
+    if twice:
+        raise UsageError(f"--tokenizer: {', '.join(twice)}: two of this name; give each once")
+    return found
+
+
+def _label(name: str) -> str:
+    """A folder goes by its last part: a lock holds no path of one host."""
+    return Path(os.path.expanduser(name)).resolve().name if _is_path(name) else name
+
+
+def _is_path(name: str) -> bool:
+    return name.startswith(("/", "./", "../", "~"))
+
+
+def _entry(name: str) -> ModelEntry:
+    models = load_models()
+    if name in models:
+        return models[name]
+    if _is_path(name):
+        return ModelEntry(local=str(Path(os.path.expanduser(name)).resolve()), family="local")
+    if name.count("/") == 1:
+        return ModelEntry(hf_id=name, family=name)
+    raise UsageError(
+        f"--tokenizer: {name!r}: no such model; allowed: {', '.join(sorted(models))}, a hub id (org/name) or "
+        "a local path (./folder)"
+    )
+
+
+def entry_folder(name: str, entry: ModelEntry, may_fetch: bool = False) -> Path:
+    """The folder with the tokenizer of a model. Raises HostError when it is not on this host."""
+    if entry.local is not None:
+        folder = models_dir() / entry.local
+        if not folder.is_dir():
+            way = (
+                "give a folder that is there" if _is_path(name) else f"first: kpad-bench models fetch {name}"
+            )
+            raise HostError(f"tokenizer {name}: no model in {folder}; {way}")
+        return folder
+    try:
+        import huggingface_hub  # noqa: PLC0415 only for models of the hub
+
+        return Path(
+            huggingface_hub.snapshot_download(
+                str(entry.hf_id),
+                revision=entry.revision,
+                allow_patterns=_FILES,
+                token=os.environ.get("HF_TOKEN") or False,
+                local_files_only=not may_fetch or is_offline(),
+            )
+        )
+    except Exception as error:  # hub and http client each raise their own families
+        raise HostError(
+            f"tokenizer {name}: {entry.hf_id}: not on this host and cannot be fetched "
+            f"({type(error).__name__}: {' '.join(str(error).split())[:200]}); fetch it where the hub can be "
+            "used (for a gated model accept its terms and set HF_TOKEN), or give the folder of the model"
+        ) from error
+
+
+def check_models(resolved: Resolved, corpora: Iterable[FrozenCorpus]) -> None:
+    """Raise HostError for a model for which a frozen set may hold prompts that are too long."""
+    opened = list(corpora)
+    faults = [
+        fault
+        for tag, entry in resolved.models.items()
+        for fault in _faults(tag, entry, {one.name: one.lock.budget for one in opened})
+    ]
+    if faults:
+        raise HostError("\n".join(faults))
+
+
+def _faults(tag: str, entry: ModelEntry, budgets: Mapping[str, LockedBudget]) -> Iterable[str]:
+    long = {name: one for name, one in budgets.items() if one.longest_bytes > one.limit_bytes}
+    if not long:  # short enough for any tokenizer
+        return
+    label = _label(tag)
+    try:
+        sha256 = read_tokenizer(label, entry_folder(tag, entry)).sha256
+    except KpadError:
+        sha256 = None  # not on this host: its name stands for it, and the server counts once more
+    for name, budget in long.items():
+        locked = budget.tokenizers
+        is_named = label in locked if sha256 is None else sha256 in {one.sha256 for one in locked.values()}
+        if not is_named:
+            have = ", ".join(locked) or "none"
+            options = " ".join(f"--tokenizer {one}" for one in [*locked, tag])
+            yield (
+                f"corpus {name}: its lock does not name the tokenizer of {tag} (it names {have}), and its "
+                f"longest prompt has {budget.longest_bytes} bytes, more than the {budget.limit_bytes} that "
+                f"fit any tokenizer; freeze it again: kpad-bench corpora freeze {name} {options}"
+            )
