@@ -130,6 +130,11 @@ class Load(Frozen):
     n_primed: Annotated[int, Field(ge=0, strict=True)] = 0
     #: have the measured prompts themselves answered once before the pass: to show what that does to a number
     warm: bool = False
+    #: keep the slots full with further prompts of the corpus, unmeasured, until the last measured one ends.
+    #: Columns from the server's counters (acceptance_length, steps, drafts) are then of both.
+    fill: bool = False
+    #: /v1/chat/completions, /v1/completions, or auto: completions where the model has no chat template
+    endpoint: Literal["chat", "completions", "auto"] = "chat"
     max_tokens: PositiveInt
     temperature: Annotated[float, Field(ge=0)]
     seed: Annotated[int, Field(strict=True)] = 0
@@ -143,6 +148,8 @@ class LoadOverride(Frozen):
     n_warmup: Annotated[int, Field(ge=0, strict=True)] | None = None
     n_primed: Annotated[int, Field(ge=0, strict=True)] | None = None
     warm: bool | None = None
+    fill: bool | None = None
+    endpoint: Literal["chat", "completions", "auto"] | None = None
     max_tokens: PositiveInt | None = None
     temperature: Annotated[float, Field(ge=0)] | None = None
     seed: Annotated[int, Field(strict=True)] | None = None
@@ -306,6 +313,13 @@ class Resolved(Frozen):
         """Every corpus that is sent, the sentinel's too."""
         sentinel = self.config.sentinel
         return tuple(dict.fromkeys([*self.config.corpora, *([sentinel.corpus] if sentinel else [])]))
+
+    def without_sentinel(self) -> Resolved:
+        """The same sweep without one."""
+        config = self.config.model_copy(update={"sentinel": None})
+        models = {tag: self.models[tag] for tag in config.models}
+        arms = {spec: self.arms[spec] for spec in config.arms}
+        return Resolved(config=config, models=models, arms=arms)
 
     def arm_of(self, name: str, arm_at_k: str) -> Arm:
         """The arm of a server variant, configured by its name or as ``name@K``."""

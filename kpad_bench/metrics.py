@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from kpad_bench.counters import Deltas
 from kpad_bench.schema import FAILED, OK
 from kpad_bench.steps import StepDeltas, graph_columns, ratio, step_columns
-from kpad_bench.stream import PassTrace, RequestTrace
+from kpad_bench.stream import PassTrace, RequestTrace, pass_doubts
 
 QUANTILES = (50, 90, 99)
 #: A steady window shorter than this share of the wall says nothing.
@@ -41,6 +41,13 @@ def duration_s(trace: PassTrace) -> float:
     return (trace.end_ns - trace.start_ns) / 1e9
 
 
+def input_tokens(trace: PassTrace) -> int | None:
+    """Prompt tokens of ok requests, by usage; None when there is none, or usage lacks one's."""
+    counts = [request.prompt_tokens for request in ok_requests(trace)]
+    known = [count for count in counts if count is not None]
+    return sum(known) if counts and len(known) == len(counts) else None
+
+
 def output_tokens(trace: PassTrace) -> int:
     """Output tokens of ok requests, by usage."""
     return sum(request.completion_tokens or 0 for request in ok_requests(trace))
@@ -56,29 +63,35 @@ def request_per_s(trace: PassTrace) -> float | None:
     return ratio(len(ok_requests(trace)) or None, duration_s(trace))
 
 
+def sent_requests(trace: PassTrace) -> list[RequestTrace]:
+    """All that were issued, in order: the measured ones, then the fillers that kept the slots full."""
+    return [*trace.requests, *trace.fillers]
+
+
 def tail_start_ns(trace: PassTrace) -> int | None:
     """The first completion that finds nothing left to issue; None when the pass did not get there.
 
-    With N requests in C slots every completion but the last C is followed by a new request.
+    With N requests in C slots every completion but the last C is followed by a new request. With fewer
+    than C a slot is empty from the start. Fillers move it to the end of the pass.
     """
     if not trace.requests or len(trace.requests) < trace.n_prompts:
         return None
-    closings = sorted(request.closed_ns for request in trace.requests)
-    return closings[max(0, len(closings) - trace.concurrency)]
+    closings = sorted(request.closed_ns for request in sent_requests(trace))
+    if len(closings) < trace.concurrency:
+        return trace.start_ns
+    return min(closings[-trace.concurrency], trace.end_ns)
 
 
 def tail_share(trace: PassTrace) -> float | None:
     """Share of the wall with a slot empty and nothing left to issue."""
-    start_ns = trace.start_ns if trace.n_prompts < trace.concurrency else tail_start_ns(trace)
-    if start_ns is None or not trace.requests:
-        return None
-    return ratio(trace.end_ns - start_ns, trace.end_ns - trace.start_ns)
+    start_ns = tail_start_ns(trace)
+    return None if start_ns is None else ratio(trace.end_ns - start_ns, trace.end_ns - trace.start_ns)
 
 
 def steady_window_ns(trace: PassTrace) -> tuple[int, int] | None:
     """From the last first-token of the first C requests to the start of the tail; None when empty."""
     end_ns = tail_start_ns(trace)
-    first_tokens = [request.first_token_ns for request in trace.requests[: trace.concurrency]]
+    first_tokens = [request.first_token_ns for request in sent_requests(trace)[: trace.concurrency]]
     known = [ns for ns in first_tokens if ns is not None]
     if end_ns is None or not known or max(known) >= end_ns:
         return None
@@ -94,13 +107,13 @@ def steady_share(trace: PassTrace) -> float | None:
 
 
 def steady_output_tok_per_s(trace: PassTrace) -> float | None:
-    """Output tokens of ok requests that arrived in the steady window, over its length.
+    """Output tokens of ok requests and of fillers that arrived in the steady window, over its length.
 
     By the rise of usage at each chunk. None when the window is under 30 % of the wall, or when usage
     did not come with the chunks.
     """
     window, share = steady_window_ns(trace), steady_share(trace)
-    requests = [request for request in ok_requests(trace) if request.token_ns]
+    requests = [request for request in [*ok_requests(trace), *trace.fillers] if request.token_ns]
     is_counted = all(request.token_counts for request in requests)
     if window is None or share is None or share < MIN_STEADY_SHARE or not is_counted:
         return None
@@ -126,7 +139,7 @@ def e2e_s(request: RequestTrace) -> float | None:
 
 
 def tpot_s(request: RequestTrace) -> float | None:
-    """(E2E - TTFT) / (output tokens - 1); None below two tokens."""
+    """(E2E - TTFT) / (output tokens - 1); None below two tokens, 0 when all came in one chunk."""
     first, last, tokens = request.first_token_ns, request.end_ns, request.completion_tokens
     if first is None or last is None or tokens is None or tokens < 2:
         return None
@@ -164,21 +177,22 @@ def acceptance_length(deltas: Deltas) -> float | None:
 
 def chunk_merge_share(trace: PassTrace, deltas: Deltas) -> float | None:
     """1 - (token-bearing chunks after each request's first) / P: how much the front end merged."""
-    chunks = sum(max(0, request.n_chunks - 1) for request in trace.requests)
+    chunks = sum(max(0, request.n_chunks - 1) for request in sent_requests(trace))
     share = ratio(chunks, deltas.decode_events)
     return None if share is None else 1 - share
 
 
 def tokens_reconciled(trace: PassTrace, deltas: Deltas) -> bool | None:
-    """The server's counter rose by the sum of usage over all requests of the pass.
+    """The server's counter rose by the sum of usage over all requests of the pass, fillers included.
 
-    None when a request failed, was sent twice or was never sent: the server may have counted tokens
-    of it that never arrived.
+    None when a request failed, was sent twice, was never sent or (a filler) was cancelled: the server may
+    have counted tokens of it that never arrived.
     """
-    is_whole = len(ok_requests(trace)) == trace.n_prompts and not trace.n_retries
-    if deltas.generation_tokens is None or not is_whole:
+    sent = sent_requests(trace)
+    is_whole = len(trace.requests) == trace.n_prompts and all(request.is_ok for request in sent)
+    if deltas.generation_tokens is None or not is_whole or trace.n_retries:
         return None
-    return deltas.generation_tokens == output_tokens(trace)
+    return deltas.generation_tokens == sum(request.completion_tokens or 0 for request in sent)
 
 
 def outcome_columns(trace: PassTrace, deltas: Deltas) -> dict[str, object]:
@@ -189,12 +203,13 @@ def outcome_columns(trace: PassTrace, deltas: Deltas) -> dict[str, object]:
         "n_ok": len(requests),
         "n_failed": len(trace.requests) - len(requests),
         "n_length_finish": sum(request.finish_reason == "length" for request in requests),
-        "input_tokens": sum(request.prompt_tokens or 0 for request in requests) if requests else None,
+        "n_filler": len(trace.fillers),
+        "input_tokens": input_tokens(trace),
         "output_tokens": output_tokens(trace) if requests else None,
         "tokens_source": "usage" if requests else None,
         "tokens_reconciled": tokens_reconciled(trace, deltas),
         "endpoint": trace.endpoint,
-        "warnings": [f"{trace.n_retries} requests were sent twice"] if trace.n_retries else [],
+        "warnings": pass_doubts(trace),
     }
 
 

@@ -2,80 +2,45 @@
 
 Sans-IO: never touches a socket, a clock or an event loop. ``drive`` stores bytes with their arrival
 times during a pass and reads them here afterwards, so that parsing is no part of what is measured.
-Times are integer ns of one monotonic clock.
+Times are integer ns of one monotonic clock, in arrays: a pass may hold millions.
+
+Tokens are counted by the server's usage alone. A stream without it is a failed request (``no_usage``):
+tokenising its text again would not give the count, as texts of tokens do not add up.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from array import array
+from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-BOM = b"\xef\xbb\xbf"
+from kpad_bench.sse import EventReader
+
 DONE = b"[DONE]"
 
 
-class EventReader:
-    """Server-sent events (WHATWG HTML, section 9.2) out of bytes split anywhere.
-
-    Line ends may be LF, CR LF or CR. Comments and fields other than ``data`` are dropped, and so is
-    an event that is never ended by an empty line.
-    """
-
-    def __init__(self) -> None:
-        self._tail = b""
-        self._skips_lf = False
-        self._at_start = True
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """The data of every event that these bytes complete."""
-        blocks = (self._tail + self._with_lf(data)).split(b"\n\n")
-        self._tail = blocks.pop()
-        if self._at_start and blocks:
-            self._at_start = False
-            blocks[0] = blocks[0].removeprefix(BOM)
-        return [found for block in blocks if (found := event_data(block)) is not None]
-
-    def _with_lf(self, data: bytes) -> bytes:
-        if self._skips_lf and data:
-            data = data.removeprefix(b"\n")
-            self._skips_lf = False
-        if b"\r" not in data:
-            return data
-        self._skips_lf = data.endswith(b"\r")
-        return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-
-
-def event_data(block: bytes) -> bytes | None:
-    """The ``data`` lines of one event joined by LF; None when it has none."""
-    if block.startswith(b"data: ") and b"\n" not in block:
-        return block[6:]
-    fields = [line.partition(b":") for line in block.split(b"\n")]
-    values = [value.removeprefix(b" ") for name, _, value in fields if name == b"data"]
-    return b"\n".join(values) if values else None
-
-
-class _Delta(msgspec.Struct):
+class _Delta(msgspec.Struct, gc=False):
     content: str | None = None
     reasoning: str | None = None  # newer vLLM
     reasoning_content: str | None = None  # older vLLM
 
 
-class _Choice(msgspec.Struct):
+class _Choice(msgspec.Struct, gc=False):
     delta: _Delta | None = None
     text: str | None = None
     finish_reason: str | None = None
 
 
-class _Usage(msgspec.Struct):
+class _Usage(msgspec.Struct, gc=False):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
 
 
-class _Chunk(msgspec.Struct):
+class _Chunk(msgspec.Struct, gc=False):
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
     error: Any = None
@@ -106,8 +71,9 @@ def error_text(error: Any) -> str:
 class RawStream:
     """One request as it was driven: the bytes of its answer, and the arrival of each piece.
 
+    ``spooled``: where its first pieces wait outside memory, as (start, sizes); ``pieces`` are the others.
     ``error_kind`` is set when there is no answer to read to its end: ``http_<status>``,
-    ``connection``, ``stalled``, ``cut``.
+    ``connection``, ``stalled``, ``cut``; or ``cancelled``, of a filler that was still open at the end.
     """
 
     index: int
@@ -115,10 +81,11 @@ class RawStream:
     prompt_sha256: str
     start_ns: int
     closed_ns: int = 0
-    arrivals_ns: list[int] = field(default_factory=list)
+    arrivals_ns: MutableSequence[int] = field(default_factory=lambda: array("q"))
     pieces: list[bytes] = field(default_factory=list)
     error_kind: str | None = None
     error_message: str | None = None
+    spooled: list[tuple[int, array[int]]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -136,8 +103,8 @@ class RequestTrace:
     prompt_sha256: str
     start_ns: int
     closed_ns: int
-    token_ns: list[int] = field(default_factory=list)
-    token_counts: list[int] = field(default_factory=list)
+    token_ns: MutableSequence[int] = field(default_factory=lambda: array("q"))
+    token_counts: MutableSequence[int] = field(default_factory=lambda: array("q"))
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     finish_reason: str | None = None
@@ -190,8 +157,10 @@ class PassTrace:
     """One pass of a cell's prompts, and what the client can say about itself.
 
     ``requests`` holds those that were issued, in order; ``n_prompts`` is how many there were to
-    issue. ``loop_lag_ns`` are samples of how late the event loop was, ``reissue_gaps_ns`` the times
-    from the last byte of a slot's answer to its next request.
+    issue and ``max_tokens`` what each might answer. ``fillers`` are unmeasured requests that kept the
+    slots full; ``ran_out_of_fillers`` when there were too few. ``end_ns`` is the end of the last of
+    ``requests``. ``loop_lag_ns`` are samples of how late the event loop was, ``reissue_gaps_ns`` the
+    times from the last byte of a slot's answer to its next request.
     """
 
     requests: list[RequestTrace]
@@ -205,6 +174,31 @@ class PassTrace:
     reissue_gaps_ns: Sequence[int] = ()
     n_retries: int = 0
     stopped_early: Stop | None = None
+    max_tokens: int | None = None
+    fillers: Sequence[RequestTrace] = ()
+    ran_out_of_fillers: bool = False
+
+
+def pass_doubts(trace: PassTrace) -> list[str]:
+    """What a reader has to know of a pass beside its numbers."""
+    shortened = [
+        request
+        for request in trace.requests
+        if request.is_ok and request.finish_reason == "length" and trace.max_tokens is not None
+        if (request.completion_tokens or 0) < trace.max_tokens
+    ]
+    found = []
+    if trace.n_retries:
+        found.append(f"{trace.n_retries} requests were sent twice")
+    if shortened:
+        found.append(
+            f"{len(shortened)} answers have finish_reason length and fewer tokens than max_tokens "
+            f"{trace.max_tokens} (the first {shortened[0].completion_tokens}): the server shortened them to "
+            "its context; lower max_tokens or raise max_model_len"
+        )
+    if trace.ran_out_of_fillers:
+        found.append(f"the {len(trace.fillers)} fillers ran out before the last measured request ended")
+    return found
 
 
 class CompletionStream:
@@ -252,7 +246,7 @@ class CompletionStream:
         if trace.is_ok and trace.completion_tokens is None:
             self._fail("no_usage", "the stream carried no usage, so its tokens are not known")
         if len(trace.token_counts) != len(trace.token_ns):
-            trace.token_counts = []
+            trace.token_counts = array("q")
         trace.text = "".join(self._texts)
         return trace
 

@@ -14,6 +14,7 @@ from kpad_bench.config import Load
 from kpad_bench.drive import Limits, Target, post_json, run, run_pass
 from kpad_bench.endpoint import COMPLETIONS, request_body
 from kpad_bench.errors import ServerError
+from kpad_bench.flight import newest_usage
 from kpad_bench.prompt import Prompt, prompt_sha256
 
 PATIENT = Limits(idle_timeout_s=60, stalled_s=60)
@@ -378,7 +379,7 @@ def test_progress_is_told(tmp_path, monkeypatch):
 )
 def test_tokens_so_far_are_the_newest_usage(pieces, tokens):
     """Cumulative, from the last few pieces, whatever they are cut into; None where they do not tell."""
-    assert drive.newest_usage(pieces) == tokens
+    assert newest_usage(pieces) == tokens
 
 
 @pytest.mark.parametrize(("tokens", "elapsed_s", "speed"), [(0, 1.0, None), (0, 0.0, None), (30, 2.0, 15.0)])

@@ -29,8 +29,8 @@ def test_help_loads_nothing_heavy():
 def test_client_loads_neither_torch_nor_vllm():
     """The process that drives the load stays small: no torch, no vLLM, no transformers."""
     loaded = loaded_by("import kpad_bench.sweep")
-    assert "aiohttp" in loaded
-    assert loaded.isdisjoint({"torch", "vllm", "transformers", "datasets", "pandas"})
+    assert "msgspec" in loaded
+    assert loaded.isdisjoint({"aiohttp", "torch", "vllm", "transformers", "datasets", "pandas"})
 
 
 def test_package_itself_loads_nothing():
