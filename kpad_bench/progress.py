@@ -31,6 +31,9 @@ class Progress:
     def start(self, n_trials: int, n_done: int, where: str) -> None:
         """A run begins: trials in the plan, trials done before, results folder."""
 
+    def revise(self, n_trials: int, n_left: int) -> None:
+        """Other numbers of trials than at the start: rounds that are not needed, blocks measured again."""
+
     def booting(self, boot: Boot) -> None:
         """A server is being started."""
 
@@ -63,6 +66,10 @@ class Estimate:
         """A run of ``n_trials`` begins with ``n_done`` of them done before."""
         self.started = time.monotonic()
         self.n_total, self.n_left = n_trials, n_trials - n_done
+
+    def revise(self, n_trials: int, n_left: int) -> None:
+        """The run has ``n_trials`` by now, ``n_left`` of them still to be measured."""
+        self.n_total, self.n_left = n_trials, n_left
 
     def ended(self) -> None:
         """One more trial has ended."""
@@ -103,6 +110,10 @@ class PlainProgress(Progress):
         self.estimate.start(n_trials, n_done)
         resumed = f", {n_done} of them done before" if n_done else ""
         self.note(f"{n_trials} trials{resumed}; rows go to {where}")
+
+    def revise(self, n_trials: int, n_left: int) -> None:
+        """Only the estimate changes."""
+        self.estimate.revise(n_trials, n_left)
 
     def booting(self, boot: Boot) -> None:
         """One line."""

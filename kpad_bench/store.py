@@ -21,7 +21,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,9 @@ from kpad_bench.schema import MUST_MATCH, OK, REQUESTS, SCHEMA_VERSION, STATUSES
 
 #: Ids become file names: no separator, no leading dot, room for a suffix within the 255 bytes of a name.
 _ID = re.compile(r"[A-Za-z0-9_@-][A-Za-z0-9._@-]{0,199}")
-#: What has to be known of a trial to skip it or to do it again.
-_DONE = tuple(c for c in TRIALS if c in WHO or c.name in ("status", "reason", *MUST_MATCH))
+#: What has to be known of a trial to skip it, to do it again, or to decide whether it needs another round.
+_KNOWN = ("status", "reason", "output_tok_per_s", "full_share_decode", *MUST_MATCH)
+_DONE = tuple(c for c in TRIALS if c in WHO or c.name in _KNOWN)
 
 
 class RunFolder:
@@ -136,7 +137,7 @@ class RunFolder:
             write_whole(self._made("trials") / f"{trial_id}.parquet", trial_part)
 
     def read_done(self) -> tuple[dict[str, dict[str, Any]], list[str]]:
-        """Every trial that has a row, by trial_id (ids, status, reason, must-match columns), and warnings.
+        """Every trial that has a row, by trial_id (ids, outcome, speed, must-match columns), and warnings.
 
         A part that is not whole or not ours is moved to ``set_aside/`` with a warning, and its trial is
         measured again. Raises DataError where the compacted file cannot be read.
@@ -149,6 +150,27 @@ class RunFolder:
                 os.replace(problem.path, target)
             warnings.append(f"{problem}; moved to {target}, its trial counts as not measured")
         return {row["trial_id"]: row for row in table.to_pylist()}, warnings
+
+    def supersede(self, trial_ids: Sequence[str]) -> None:
+        """Take trials out of the run: what there is of them moves to ``superseded/``."""
+        with as_host_error(self.path):
+            for name in ("trials", "requests"):  # the row first, so that it stops counting at once
+                self._take_out(name, trial_ids)
+            for trial_id in trial_ids:
+                self._supersede(trial_id)
+
+    def read_superseded(self) -> dict[str, set[str]]:
+        """Reasons of earlier attempts, by trial_id; an attempt that was ok has none.
+
+        A file that cannot be read tells nothing: it is no row of this run.
+        """
+        reasons: dict[str, set[str]] = {}
+        for path in self.path.glob("superseded/*/trials.parquet"):
+            with suppress(DataError):
+                for row in arrow.read_table(path, _DONE).to_pylist():
+                    if row["reason"] is not None:
+                        reasons.setdefault(row["trial_id"], set()).add(row["reason"])
+        return reasons
 
     def compact(self) -> tuple[int, list[str]]:
         """Gather the parts of a finished run into one file for each table: number of trials, warnings.
@@ -187,6 +209,20 @@ class RunFolder:
             rows = old.filter(pc.equal(held, trial_id))
             if not rows.equals(arrow.read_part(self.path / name / f"{trial_id}.parquet", TABLES[name])):
                 write_whole(self._superseded(trial_id, f"{name}.parquet"), arrow.to_bytes(rows))
+
+    def _take_out(self, name: str, trial_ids: Sequence[str]) -> None:
+        """Move rows of the compacted file to ``superseded/``; without one there is nothing to do."""
+        path = self.path / f"{name}.parquet"
+        if not path.exists():
+            return
+        old = arrow.read_table(path, TABLES[name])
+        held = old.column("trial_id")
+        for trial_id in sorted({*trial_ids}.intersection(held.to_pylist())):
+            rows = old.filter(pc.equal(held, trial_id))
+            write_whole(self._superseded(trial_id, path.name), arrow.to_bytes(rows))
+        kept = old.filter(pc.invert(pc.is_in(held, pa.array(trial_ids, pa.string()))))
+        if kept.num_rows < old.num_rows:
+            write_whole(path, arrow.to_bytes(kept), check=lambda new: _compare(new, kept, name))
 
     def _status(self, trial_id: str) -> str | None:
         """Status of the trial as it counts now: its part's, else the compacted file's, else None."""

@@ -6,34 +6,40 @@ host error ends the sweep with every finished trial on disk; a bug stops loudly.
 
 from __future__ import annotations
 
-import contextlib
-import datetime as dt
-import os
 import shlex
-import shutil
-import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kpad_bench import provenance
-from kpad_bench.argv import PYTHON, served_name
-from kpad_bench.attached import attach
-from kpad_bench.config import Cpus, Resolved
+from kpad_bench.argv import served_name
+from kpad_bench.cells import arm_variants
+from kpad_bench.config import Resolved
 from kpad_bench.corpus import open_together
 from kpad_bench.corpus_budget import check_models
-from kpad_bench.errors import EXIT_OK, EXIT_TRIALS_FAILED, HostError, ServerError, UsageError
-from kpad_bench.hostcpu import require_cpus
+from kpad_bench.errors import EXIT_OK, EXIT_TRIALS_FAILED, ServerError, UsageError
+from kpad_bench.host import (
+    Host,
+    attach_to,
+    check_disk,
+    cpu_sets,
+    expected_vllm,
+    results_lock,
+    terminable,
+    utc_now,
+)
 from kpad_bench.launch import Launch, pinned, without_secrets
 from kpad_bench.models import models_dir
-from kpad_bench.plan import Boot, Plan, Trial, make_plan, planned_doubts
+from kpad_bench.plan import Block, Boot, Plan, Trial, make_plan, planned_doubts
 from kpad_bench.progress import Progress, Style, make_progress
 from kpad_bench.reading import AnyServer
+from kpad_bench.rounds import Outlook, Row, Rule
 from kpad_bench.schema import MUST_MATCH, OK
 from kpad_bench.server import boot
 from kpad_bench.store import RunFolder, find_runs
 from kpad_bench.trial import TrialRunner, failed_row
+from kpad_bench.warmup import WarmUp
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,8 @@ class Options:
 
 def run_sweep(resolved: Resolved, options: Options) -> int:
     """Measure what is not measured yet; returns the exit code (0 all ok, 3 some trials are not)."""
+    if options.attach is not None:  # somebody's running server is no fixed point to compare nights by
+        resolved = resolved.without_sentinel()
     corpora = open_together(resolved.corpora)
     plan = make_plan(resolved, {name: corpus.digest for name, corpus in corpora.items()})
     check_models(resolved, corpora.values())
@@ -60,36 +68,85 @@ def run_sweep(resolved: Resolved, options: Options) -> int:
         folder = open_run(resolved, plan, options, facts)
         runner = TrialRunner(resolved, corpora, folder, facts, progress, options.save_text)
         with folder.lock(), terminable():
-            n_bad = run_plan(plan, runner, Host(server_cpus, attached))
+            n_bad = Run(plan, runner, Host(server_cpus, attached)).execute()
     return EXIT_TRIALS_FAILED if n_bad else EXIT_OK
 
 
-def run_plan(plan: Plan, runner: TrialRunner, host: Host) -> int:
-    """Run what is not done. Returns how many of the trials that are needed are not ok."""
-    folder, progress = runner.folder, runner.progress
-    rows = usable_rows(folder, runner.facts, progress)
-    outlook = Outlook(plan, rows, folder.read_superseded(), rule_of(runner.resolved))
-    n_trials, n_left = len(outlook.needed(plan.trials())), outlook.n_left(plan.blocks)
-    if n_left:
-        progress.start(n_trials, n_trials - n_left, str(folder.path))
-        for doubt in planned_doubts(runner.resolved, plan):
-            progress.note(f"warning: {doubt}")
-    else:
-        progress.note(f"all {n_trials} trials of {folder.path} are done; --fresh starts a new run")
-    for place, block in enumerate(plan.blocks, start=1):
-        run_block(block, outlook, rows, runner, host)
-        for (model, corpus), ending, n_spared in outlook.close(block):
+class Run:
+    """One run of a plan in progress: what has been measured, and what is next."""
+
+    def __init__(self, plan: Plan, runner: TrialRunner, host: Host) -> None:
+        self.plan, self.runner, self.host = plan, runner, host
+        self.folder, self.progress = runner.folder, runner.progress
+        self.rows = usable_rows(self.folder, runner.facts, self.progress)
+        self.outlook = Outlook(plan, self.rows, self.folder.read_superseded(), rule_of(runner.resolved))
+
+    def execute(self) -> int:
+        """Measure what is not done. Returns how many of the trials that are needed are not ok."""
+        n_trials, n_left = self._n_needed(), self.outlook.n_left(self.plan.blocks)
+        if n_left:
+            self.progress.start(n_trials, n_trials - n_left, str(self.folder.path))
+            for doubt in planned_doubts(self.runner.resolved, self.plan):
+                self.progress.note(f"warning: {doubt}")
+        else:
+            self.progress.note(
+                f"all {n_trials} trials of {self.folder.path} are done; --fresh starts a new run"
+            )
+        for place, block in enumerate(self.plan.blocks, start=1):
+            self._block(block)
+            self._close(block, self.plan.blocks[place:])
+        n_bad = len(self.outlook.not_ok())
+        if not n_bad:
+            _, warnings = self.folder.compact()
+            for warning in warnings:
+                self.progress.note(f"warning: {warning}")
+        if n_left:
+            closing_note(self.folder, n_bad, self.progress)
+        return n_bad
+
+    def _n_needed(self) -> int:
+        return len(self.outlook.needed(self.plan.trials()))
+
+    def _block(self, block: Block) -> None:
+        """Measure what is left of one block; as a whole where it has a gap."""
+        left = self.outlook.left(block)
+        self._retake(block, left.retaken)
+        self._measure(block, left.trials)
+        if left.is_probe and any(self.rows[trial.trial_id]["status"] == OK for trial in left.trials):
+            # What has come back counts only beside the rest of its block.
+            tried = {trial.trial_id for trial in left.trials}
+            rest = [trial for trial in self.outlook.needed(block.trials()) if trial.trial_id not in tried]
+            self._retake(block, rest)
+            self._measure(block, rest)
+
+    def _retake(self, block: Block, trials: Sequence[Trial]) -> None:
+        """Take finished trials of a block with a gap out of the run, to be measured beside the others."""
+        ids = [trial.trial_id for trial in trials if trial.trial_id in self.rows]
+        if ids:
+            self.progress.note(
+                f"block {block.block_id} was not measured in one go: {len(ids)} finished trials of it move "
+                f"to {self.folder.path / 'superseded'} and are measured again"
+            )
+            self.folder.supersede(ids)
+        for trial_id in ids:
+            del self.rows[trial_id]
+
+    def _measure(self, block: Block, trials: Sequence[Trial]) -> None:
+        """Boot what these trials of a block need, in its order."""
+        wanted = {trial.trial_id for trial in trials}
+        for planned in block.boots:
+            mine = [trial for trial in planned.trials if trial.trial_id in wanted]
+            if mine:
+                check_disk(self.folder.path, self.runner.resolved.config.thresholds.low_disk_gb)
+                rows = run_boot(block.block_id, planned, mine, self.runner, self.host)
+                self.rows |= {row["trial_id"]: row for row in rows}
+
+    def _close(self, block: Block, later: Sequence[Block]) -> None:
+        """Say what needs no further round, and what is left."""
+        for (model, corpus), ending, n_spared in self.outlook.close(block):
             spared = f": {n_spared} trials are not needed" if n_spared else ""
-            progress.note(f"{model} {corpus}: {ending.why} after {ending.round} rounds{spared}")
-        progress.revise(len(outlook.needed(plan.trials())), outlook.n_left(plan.blocks[place:]))
-    n_bad = len(outlook.not_ok())
-    if not n_bad:
-        _, warnings = folder.compact()
-        for warning in warnings:
-            progress.note(f"warning: {warning}")
-    if n_left:
-        closing_note(folder, n_bad, progress)
-    return n_bad
+            self.progress.note(f"{model} {corpus}: {ending.why} after {ending.round} rounds{spared}")
+        self.progress.revise(self._n_needed(), self.outlook.n_left(later))
 
 
 def rule_of(resolved: Resolved) -> Rule:
@@ -97,45 +154,6 @@ def rule_of(resolved: Resolved) -> Rule:
     padded = [variant.arm for variant in arm_variants(resolved) if resolved.arms[variant.spec].pad]
     config = resolved.config
     return Rule(config.rounds, tuple(dict.fromkeys(padded)), config.thresholds.full_share_decode)
-
-
-def run_block(
-    block: Block, outlook: Outlook, rows: dict[str, Row], runner: TrialRunner, host: Host
-) -> None:
-    """Measure what is left of one block, as a whole where it has a gap."""
-    left = outlook.left(block)
-    if left.retaken:
-        retake(block, left.retaken, rows, runner)
-    run_trials_of(block, left.trials, rows, runner, host)
-    if left.is_probe and any(rows[trial.trial_id]["status"] == OK for trial in left.trials):
-        tried = {trial.trial_id for trial in left.trials}
-        rest = [trial for trial in outlook.needed(block.trials()) if trial.trial_id not in tried]
-        retake(block, rest, rows, runner)  # what has come back stands beside them only if they are measured now
-        run_trials_of(block, rest, rows, runner, host)
-
-
-def retake(block: Block, trials: Sequence[Trial], rows: dict[str, Row], runner: TrialRunner) -> None:
-    """Take finished trials of a block that has a gap out of the run, to be measured next to the others."""
-    ids = [trial.trial_id for trial in trials if trial.trial_id in rows]
-    runner.progress.note(
-        f"block {block.block_id} was not measured in one go: its {len(ids)} finished trials move to "
-        f"{runner.folder.path / 'superseded'}, and it is measured again as a whole"
-    )
-    runner.folder.supersede(ids)
-    for trial_id in ids:
-        del rows[trial_id]
-
-
-def run_trials_of(
-    block: Block, trials: Sequence[Trial], rows: dict[str, Row], runner: TrialRunner, host: Host
-) -> None:
-    """Boot what these trials of a block need, in its order."""
-    wanted = {trial.trial_id for trial in trials}
-    for planned in block.boots:
-        mine = [trial for trial in planned.trials if trial.trial_id in wanted]
-        if mine:
-            check_disk(runner.folder.path, runner.resolved.config.thresholds.low_disk_gb)
-            rows |= {row["trial_id"]: row for row in run_boot(block.block_id, planned, mine, runner, host)}
 
 
 def run_boot(
@@ -241,5 +259,3 @@ def closing_note(folder: RunFolder, n_bad: int, progress: Progress) -> None:
             f"{n_bad} trials are not ok: their rows say why. Running the same command again redoes them"
         )
     progress.note(f"rows: {folder.path}\nnext: kpad-bench reduce {shlex.quote(str(folder.path))}")
-
-

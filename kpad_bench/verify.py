@@ -42,12 +42,12 @@ from kpad_bench.equality import (
 )
 from kpad_bench.errors import HostError, ServerError, UsageError
 from kpad_bench.frequency import Frequencies, frequencies, is_different, least
+from kpad_bench.host import cpu_sets, expected_vllm, terminable, utc_now
 from kpad_bench.launch import Launch, pinned
 from kpad_bench.models import models_dir
 from kpad_bench.prompt import Prompt
 from kpad_bench.reading import read, unfit_prompts
 from kpad_bench.server import Server, boot
-from kpad_bench.sweep import cpu_sets, expected_vllm, terminable, utc_now
 from kpad_bench.trial import DEATH_S, TRY_S, target_of
 from kpad_bench.verify_plan import Asked, Pass, load_of, must_be_exact, passes_of, resolve
 from kpad_bench.verify_report import PaddedArm, Report, floor_doubts
