@@ -18,7 +18,7 @@ from kpad_bench.corpus import FrozenCorpus
 from kpad_bench.corpus_pins import truncation
 from kpad_bench.counters import counter_doubts, delta, snapshot
 from kpad_bench.doubts import plan_doubts, row_doubts
-from kpad_bench.drive import Limits, Target, run, run_pass
+from kpad_bench.drive import Limits, Target, run, run_pass, with_endpoint
 from kpad_bench.drive import Progress as PassProgress
 from kpad_bench.errors import ServerError
 from kpad_bench.launch import shown_argv, shown_env
@@ -101,10 +101,12 @@ class TrialRunner:
         if too_long:
             return {"status": INVALID, "reason": "invalid_workload", "detail": too_long}, [], {}
         self.progress.warming(trial)
-        cache_state = self._prepare(server, cell, warm_up.take(corpus, load.n_warmup))
+        target = run(with_endpoint(target_of(server), load.endpoint))
+        fillers = self._fillers(server, cell) if load.fill else []
+        cache_state = self._prepare(server, target, cell, warm_up.take(corpus, load.n_warmup))
         before = read(server)
         self.progress.passing(trial)
-        trace = self._pass(server, prompts, cell)
+        trace = self._pass(target, prompts, cell, fillers)
         after = self._settled(server, before, trace)
         outcome = self._judge(trial, server, trace, before, after)
         outcome["cache_state"] = cache_state
@@ -116,7 +118,15 @@ class TrialRunner:
         ]
         return outcome, request_rows(trace, save_text=self.save_text), raw_files(before, after)
 
-    def _prepare(self, server: AnyServer, cell: Cell, warm_up: Sequence[Prompt]) -> str | None:
+    def _fillers(self, server: AnyServer, cell: Cell) -> list[Prompt]:
+        """Prompts that no pass of this load measures, at most as many as it measures; those that fit."""
+        n, limit, k = cell.load.n_prompts, self.resolved.config.server.max_model_len, self._largest_k()
+        others = self.corpora[cell.corpus].measured[n : 2 * n]
+        return [prompt for prompt in others if unfit_prompts(server, [prompt], cell, k, limit) is None]
+
+    def _prepare(
+        self, server: AnyServer, target: Target, cell: Cell, warm_up: Sequence[Prompt]
+    ) -> str | None:
         """Warm up, empty both caches, prime if asked to; all with disjoint prompts, unless the pass is to
         be warm: then it follows one like it.
 
@@ -124,15 +134,15 @@ class TrialRunner:
         """
         corpus, load = self.corpora[cell.corpus], cell.load
         short = load.model_copy(update={"max_tokens": min(load.max_tokens, WARMUP_MAX_TOKENS)})
-        self._answer(server, cell, warm_up, short)
+        self._answer(target, cell, warm_up, short)
         if server.is_attached:  # somebody else's caches are not ours to empty
             return None
         emptied = server.endpoint.worker_call("kpad_empty_cache") or []
         server.endpoint.reset_prefix_cache()
         primers = corpus.priming[: load.n_primed]
-        self._answer(server, cell, primers, load)
+        self._answer(target, cell, primers, load)
         if load.warm:
-            self._answer(server, cell, corpus.measured[: load.n_prompts], load)
+            self._answer(target, cell, corpus.measured[: load.n_prompts], load)
         # Without an answer the plugin is missing, and the trial is invalid: its state is not known.
         if cell.k is None or not emptied or not all(answer.get("emptied") for answer in emptied):
             return None
@@ -140,16 +150,18 @@ class TrialRunner:
             return "warm"
         return f"primed({len(primers)})" if primers else "cold"
 
-    def _answer(self, server: AnyServer, cell: Cell, prompts: Sequence[Prompt], load: Load) -> None:
+    def _answer(self, target: Target, cell: Cell, prompts: Sequence[Prompt], load: Load) -> None:
         """Have prompts answered that are not measured."""
         if prompts:
-            run(run_pass(target_of(server), prompts, load, self._limits(cell)))
+            run(run_pass(target, prompts, load, self._limits(cell)))
 
-    def _pass(self, server: AnyServer, prompts: Sequence[Prompt], cell: Cell) -> PassTrace:
+    def _pass(
+        self, target: Target, prompts: Sequence[Prompt], cell: Cell, fillers: Sequence[Prompt]
+    ) -> PassTrace:
         def tick(now: PassProgress) -> None:
             self.progress.tick(now.output_tok_per_s, now.n_done, len(prompts))
 
-        return run(run_pass(target_of(server), prompts, cell.load, self._limits(cell), tick))
+        return run(run_pass(target, prompts, cell.load, self._limits(cell), tick, fillers))
 
     def _settled(self, server: AnyServer, before: Reading, trace: PassTrace) -> Reading:
         """The counters once the server has booked the last request; what there is when it never does."""
