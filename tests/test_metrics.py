@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -48,9 +49,10 @@ def test_steady_window_under_a_third_of_the_wall_says_nothing():
 
 
 def test_fewer_prompts_than_slots_is_all_tail():
-    """With a slot empty from the start there is no steady window worth the name."""
+    """With a slot empty from the start there is no steady window at all."""
     trace = passed(request(0, {1: 1, 10: 9}), concurrency=2)
-    assert metrics.tail_share(trace) == 1.0
+    assert (metrics.tail_share(trace), metrics.steady_share(trace)) == (1.0, 0.0)
+    assert metrics.steady_output_tok_per_s(trace) is None
     trace = passed(request(0, {3: 1}), request(0, {4: 1, 10: 9}), concurrency=2)
     assert metrics.steady_share(trace) == 0.0
     assert metrics.steady_output_tok_per_s(trace) is None
@@ -61,6 +63,21 @@ def test_a_pass_that_stopped_early_has_no_tail():
     trace = passed(request(0, {1: 1, 9: 9}), request(0, {1: 1, 9: 9}), n_prompts=9)
     assert metrics.steady_share(trace) is None
     assert metrics.tail_share(trace) is None
+
+
+def test_fillers_move_the_tail_to_the_end():
+    """A filler keeps the slot full from 8 s on: no tail, and its tokens count as the engine's speed alone."""
+    trace = four()
+    filler = request(8, {9: 1, 10: 4, 11: 9}, error="cancelled: the pass is over")
+    trace.fillers = [filler]
+    assert metrics.tail_share(trace) == 0.0
+    assert metrics.steady_window_ns(trace) == (T0 + 2 * S, T0 + 10 * S)
+    # 22 tokens up to 8 s, 20 of the last request and 4 of the filler by 10 s
+    assert metrics.steady_output_tok_per_s(trace) == pytest.approx((22 + 20 + 4) / 8)
+    assert metrics.output_tok_per_s(trace) == pytest.approx(4.6)
+    assert metrics.tokens_reconciled(trace, Deltas(generation_tokens=46)) is None
+    assert metrics.chunk_merge_share(trace, Deltas(decode_events=8)) == 0.0
+    assert metrics.trial_columns(trace, None, None, None)["n_ok"] == 4
 
 
 def test_usage_at_the_end_only_gives_no_steady_number():
@@ -86,6 +103,32 @@ def test_one_token_has_no_tpot():
     assert metrics.tpot_s(request(0, {1: 1})) is None
     assert metrics.e2e_s(request(0, {})) is None
     assert metrics.itl_s(request(0, {1: 1})) == []
+
+
+def test_many_tokens_in_one_chunk():
+    """All time to the first token is all time: TPOT is 0 by its definition, and there is no gap to tell."""
+    one = request(1, {3: 12})
+    assert (metrics.ttft_s(one), metrics.e2e_s(one), metrics.tpot_s(one)) == (2.0, 2.0, 0.0)
+    assert metrics.itl_s(one) == []
+    columns = metrics.latency_columns(passed(one))
+    assert (columns["tpot_p50_s"], columns["itl_p50_s"], columns["itl_p99_s"]) == (0.0, None, None)
+
+
+def test_latencies_of_nothing_are_null():
+    """No ok request: every percentile is null."""
+    for trace in (passed(), passed(request(0, {1: 5}, error="cut: reset"))):
+        assert set(metrics.latency_columns(trace).values()) == {None}
+
+
+def test_prompt_tokens_that_usage_lacks_are_not_zero():
+    """One ok request without them makes the sum unknown; a failed one does not matter."""
+    trace = four()
+    assert metrics.input_tokens(trace) == 40
+    trace.requests[0].prompt_tokens = None
+    assert metrics.input_tokens(trace) is None
+    trace.requests[0].error_kind = "cut"
+    assert metrics.input_tokens(trace) == 30
+    assert metrics.input_tokens(passed()) is None
 
 
 def test_quantiles_are_linear_between_neighbours():
@@ -227,6 +270,67 @@ def test_no_number_is_ever_nan(requests, n_more, g, f, p, wall):
     )
     numbers = [value for value in columns.values() if isinstance(value, float)]
     assert all(math.isfinite(value) for value in numbers)
+
+
+@st.composite
+def whole_passes(draw):
+    """A closed loop as it runs: C slots, each taking the next prompt as soon as its last answer has ended."""
+    concurrency = draw(st.integers(1, 4))
+    n_prompts = draw(st.integers(1, 9))
+    n_fillers = draw(st.sampled_from([0, 0, 9]))
+    free_at = [0.0] * concurrency
+    done = []
+    for _ in range(n_prompts + n_fillers):
+        start = min(free_at)
+        gaps = draw(st.lists(st.integers(0, 9), min_size=1, max_size=5))
+        sizes = draw(st.lists(st.integers(1, 4), min_size=len(gaps), max_size=len(gaps)))
+        times = itertools.accumulate(gaps, initial=start)
+        tokens = dict(zip(list(times)[1:], itertools.accumulate(sizes), strict=True))
+        error = draw(st.sampled_from([None, None, None, "cut: reset"]))
+        done.append(request(start, tokens, error=error))
+        free_at[free_at.index(start)] = max([*tokens, start])
+    measured, fillers = done[:n_prompts], done[n_prompts:]
+    end_ns = max(one.closed_ns for one in measured)
+    trace = passed(*measured, wall=(end_ns - T0) / S, concurrency=concurrency)
+    trace.fillers = [one for one in fillers if one.start_ns < end_ns]
+    return trace
+
+
+@given(whole_passes())
+def test_the_steady_window_is_inside_the_pass(trace):
+    """Shares are within 0 and 1 and leave room for each other; tokens inside are no more than there were."""
+    steady, tail = metrics.steady_share(trace), metrics.tail_share(trace)
+    if trace.end_ns == trace.start_ns:
+        assert (steady, tail) == (None, None)
+        return
+    assert 0 <= steady <= 1
+    assert 0 <= tail <= 1
+    assert steady + tail <= 1 + 1e-9
+    rate, window = metrics.steady_output_tok_per_s(trace), metrics.steady_window_ns(trace)
+    assert (rate is None) == (steady < 0.3)
+    if rate is not None:
+        sent = [one for one in metrics.sent_requests(trace) if one.is_ok or one in trace.fillers]
+        in_window = rate * (window[1] - window[0]) / S
+        assert -1e-6 <= in_window <= sum(one.completion_tokens for one in sent) + 1e-6
+        assert trace.start_ns <= window[0] < window[1] <= trace.end_ns
+
+
+@given(whole_passes())
+def test_a_slot_is_empty_in_the_tail_alone(trace):
+    """Before the tail every slot holds a request at any moment; at its start one is empty for good."""
+    start_ns = metrics.tail_start_ns(trace)
+    sent = metrics.sent_requests(trace)
+    moments = {one.start_ns for one in sent} | {one.closed_ns for one in sent}
+
+    def n_open(ns):
+        return sum(one.start_ns <= ns < one.closed_ns for one in sent)
+
+    for ns in sorted(moments):
+        if ns < start_ns:
+            instant = sum(one.start_ns == one.closed_ns == ns for one in sent)
+            assert n_open(ns) + instant >= trace.concurrency
+        elif ns < trace.end_ns:
+            assert n_open(ns) < trace.concurrency
 
 
 def test_request_rows():
