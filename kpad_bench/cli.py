@@ -217,7 +217,7 @@ def corpora_freeze(
 ) -> None:
     """Extract, order and pin the prompts of one set; writes prompts and a lock with their digest."""
     from kpad_bench.corpus import freeze
-    from kpad_bench.corpus_budget import named_tokenizers
+    from kpad_bench.corpus_fit import named_tokenizers
     from kpad_bench.corpus_pins import doubts
 
     tokenizers = named_tokenizers(tokenizer or [])

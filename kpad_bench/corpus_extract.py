@@ -109,7 +109,7 @@ def _turn(turn: Any) -> tuple[str | None, str]:
             turn = json.loads(turn)
         except ValueError:
             return None, ""
-    if not isinstance(turn, Mapping):
+    if not isinstance(turn, dict):
         return None, ""
     role = turn["from"] if "from" in turn else turn.get("role")
     text = turn["value"] if "value" in turn else turn.get("content")
@@ -132,7 +132,7 @@ def _unfit(key: str, roles: list[str | None]) -> str | None:
 def _is_marked(row: Row, name: str) -> bool:
     """Whether the row, a turn or a moderation record of it carries the flag ``name``."""
     marks = [row, *(row.get("conversation") or ()), *(row.get("openai_moderation") or ())]
-    return any(isinstance(mark, Mapping) and mark.get(name) is True for mark in marks)
+    return any(isinstance(mark, dict) and mark.get(name) is True for mark in marks)
 
 
 def _need(row: Row, keys: tuple[str, ...], where: str) -> None:

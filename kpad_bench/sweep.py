@@ -17,7 +17,7 @@ from kpad_bench.argv import served_name
 from kpad_bench.cells import arm_variants
 from kpad_bench.config import Resolved
 from kpad_bench.corpus import open_together
-from kpad_bench.corpus_budget import check_models
+from kpad_bench.corpus_fit import check_fit
 from kpad_bench.errors import EXIT_OK, EXIT_TRIALS_FAILED, ServerError, UsageError
 from kpad_bench.host import (
     Host,
@@ -59,7 +59,7 @@ def run_sweep(resolved: Resolved, options: Options) -> int:
         resolved = resolved.without_sentinel()
     corpora = open_together(resolved.corpora)
     plan = make_plan(resolved, {name: corpus.digest for name, corpus in corpora.items()})
-    check_models(resolved, corpora.values())
+    check_fit(resolved, corpora.values())
     attached = None if options.attach is None else attach_to(options.attach, resolved, plan)
     expected = expected_vllm(resolved, attached)
     server_cpus, client_cpus = cpu_sets(resolved.config.cpus, attached)

@@ -1,4 +1,4 @@
-"""Whether the prompts of frozen sets are short enough for the models of a sweep, by their locks alone.
+"""Whether frozen sets fit a sweep: their prompts are short enough for its models, by their locks alone.
 
 A lock names tokenizers that counted every prompt. A model whose tokenizer it does not name is refused
 unless the prompts are so short that any tokenizer does: nothing is frozen anew behind anybody's back.
@@ -14,6 +14,7 @@ from kpad_bench.config import ModelEntry, Resolved
 from kpad_bench.configfile import load_models
 from kpad_bench.corpus import FrozenCorpus
 from kpad_bench.corpus_hub import is_offline
+from kpad_bench.corpus_manifest import load_manifest
 from kpad_bench.corpus_store import LockedBudget
 from kpad_bench.corpus_tokens import (
     CONFIG_FILE,
@@ -91,9 +92,19 @@ def entry_folder(name: str, entry: ModelEntry, may_fetch: bool = False) -> Path:
         ) from error
 
 
-def check_models(resolved: Resolved, corpora: Iterable[FrozenCorpus]) -> None:
-    """Raise HostError for a model for which a frozen set may hold prompts that are too long."""
+def check_fit(resolved: Resolved, corpora: Iterable[FrozenCorpus]) -> None:
+    """Raise HostError for a model for which a frozen set may hold prompts that are too long.
+
+    Raises UsageError for a warm mix that would be measured cold: it would be its cold twin once more.
+    """
     opened = list(corpora)
+    loads = [(one.name, entry.load_class) for one in opened for entry in resolved.models.values()]
+    for name, load_class in loads:
+        if load_manifest(name).warm and not resolved.config.load.resolve(name, load_class).warm:
+            raise UsageError(
+                f"corpus {name} is there to be measured warm: set load.by_corpus.{name}.warm to true, or "
+                "measure the mix it is made like"
+            )
     faults = [
         fault
         for tag, entry in resolved.models.items()
