@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kpad_bench.argv import server_argv, server_env, suffix_settings
 from kpad_bench.config import Arm, Cpus, LoadConfig, ModelEntry, Resolved, Server, SweepConfig
-from kpad_bench.configfile import find_config, load_arms, load_sweep
+from kpad_bench.configfile import find_config, load_arms, load_sweep, resolve
 from kpad_bench.errors import UsageError
 from kpad_bench.plan import MOST_ID_CHARS, make_plan, planned_doubts
 from kpad_bench.store import _ID
@@ -32,14 +32,14 @@ DIGESTS = {"humaneval": "d1", "mbpp": "d2"}
 
 
 def resolved(models=None, arms=("van", "kpad"), **config) -> Resolved:
-    """A sweep with these arms (shipped ones unless given as a mapping)."""
+    """A sweep with these arms (shipped ones, name or name@K, unless given as a mapping)."""
     models = models or {"tiny": MODEL}
-    named = arms if isinstance(arms, dict) else {name: ARMS[name.partition("@")[0]] for name in arms}
+    named = arms if isinstance(arms, dict) else ARMS
     base = {
-        "sweep": "s", "models": tuple(models), "corpora": ("humaneval", "mbpp"), "arms": tuple(named),
+        "sweep": "s", "models": tuple(models), "corpora": ("humaneval", "mbpp"), "arms": tuple(arms),
         "k": (4, 8), "load": LOAD, "server": SERVER,
     }  # fmt: skip
-    return Resolved(config=SweepConfig(**{**base, **config}), models=models, arms=named)
+    return resolve(SweepConfig(**{**base, **config}), models, named, "test")
 
 
 def the_plan(digests=DIGESTS, **changes):
@@ -123,6 +123,40 @@ def test_ids_are_unique_and_safe_in_file_names(changes):
         assert all(re.fullmatch(r"[A-Za-z0-9._@-]+", name) for name in ids)
 
 
+@pytest.mark.parametrize("isolation", ["boot", "reset"])
+@pytest.mark.parametrize("n_rounds", range(1, 9))
+@pytest.mark.parametrize("k", [(4, 8), (4, 6, 8), (4, 6, 8, 12), (4, 6, 8, 12, 16)])
+def test_the_order_is_balanced_over_any_number_of_rounds(isolation, n_rounds, k):
+    """4 to 7 variants: each is first, second, ... in a block as often as any other, give or take one; with
+    isolation reset so is each corpus in a boot.
+    """
+    corpora = ("humaneval", "mbpp", "mix")
+    plan = the_plan(arms=("van", "suf", "kpad"), k=k, rounds=n_rounds, isolation=isolation, corpora=corpora)
+    counts: dict[str, Counter] = {}
+    for block in plan.blocks:
+        kind = block.block_id.partition(".")[2]
+        counts.setdefault(kind, Counter()).update(enumerate(boot.arm_at_k for boot in block.boots))
+        for boot in block.boots if isolation == "reset" else ():
+            inside = enumerate(trial.cell.corpus for trial in boot.trials)
+            counts.setdefault(boot.arm_at_k, Counter()).update(inside)
+    for found in counts.values():
+        things = {thing for _, thing in found}
+        times = [found[place, thing] for place in range(len(things)) for thing in things]
+        assert max(times) - min(times) <= 1
+
+
+def test_the_night_is_balanced():
+    """Six variants over its three rounds: none is twice in one place."""
+    plan = make_plan(load_sweep(find_config("nightly-dgx-b200")), {})
+    places = Counter(
+        (block.block_id.partition(".")[2], at, boot.arm_at_k)
+        for block in plan.blocks
+        if not block.is_sentinel
+        for at, boot in enumerate(block.boots)
+    )
+    assert set(places.values()) == {1}
+
+
 @settings(deadline=None, max_examples=40)
 @given(SWEEPS)
 def test_a_variant_stands_at_every_position_equally_often(changes):
@@ -166,6 +200,63 @@ def test_the_same_inputs_give_the_same_plan_in_any_process():
             [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
         )
         assert done.stdout.strip() == expected
+
+
+# --- sentinels and adaptive rounds
+
+SENTINEL = {"model": "tiny", "corpus": "humaneval", "arm": "kpad@8", "times": 3}
+
+
+@pytest.mark.parametrize("isolation", ["boot", "reset"])
+@pytest.mark.parametrize("design", [3, "2..4"])
+def test_sentinels_stand_at_the_start_between_blocks_and_at_the_end(isolation, design):
+    """Each a block, a boot and a trial of its own; the middle one stands where rounds are sure to be run."""
+    plan = the_plan(sentinel=SENTINEL, rounds=design, isolation=isolation)
+    places = [place for place, block in enumerate(plan.blocks) if block.is_sentinel]
+    n_certain = plan.design.least * (1 if isolation == "reset" else 2)
+    assert places == [0, 1 + round(n_certain / 2), len(plan.blocks) - 1]
+    blocks = [plan.blocks[place] for place in places]
+    assert [[t.round for t in block.trials()] for block in blocks] == [[1], [2], [3]]
+    assert {boot.arm_at_k for block in blocks for boot in block.boots} == {"kpad@8"}
+    assert all(trial.is_sentinel for block in blocks for trial in block.trials())
+    trials = list(plan.trials())
+    assert [trial.order_index for trial in trials] == list(range(len(trials)))
+    for ids in ([t.trial_id for t in trials], [b.boot_id for _, b in plan.boots()]):
+        assert len(set(ids)) == len(ids)
+
+
+def test_a_sentinel_changes_no_cell_of_the_sweep():
+    """Nor is it one of them; it is the same cell whatever else is measured, and however boots are shared."""
+    assert cell_ids(sentinel=SENTINEL) == cell_ids()
+    found = set()
+    for changes in (
+        {},
+        {"corpora": ("mbpp",)},
+        {"arms": ("van", "kpad"), "rounds": 5},
+        {"isolation": "reset"},
+    ):
+        plan = the_plan(sentinel=SENTINEL, **changes)
+        found |= {trial.cell.cell_id for trial in plan.trials() if trial.is_sentinel}
+    assert len(found) == 1
+
+
+def test_a_sentinel_of_another_model_and_arm_is_captured_for():
+    """Its K is under the common ceiling too, and its width is checked."""
+    others = {"tiny": MODEL, "other": ModelEntry(hf_id="org/Other", family="o")}
+    plan = the_plan(models={"tiny": MODEL}, sentinel={**SENTINEL, "arm": "suf@30"})
+    wide = next(boot for _, boot in plan.boots() if boot.arm_at_k == "suf@30")
+    assert "124" in wide.argv[wide.argv.index("--compilation-config") + 1]  # 4 x (1 + 30)
+    config = SweepConfig(**{**resolved().config.model_dump(), "sentinel": {**SENTINEL, "model": "other"}})
+    plan = make_plan(resolve(config, others, ARMS, "test"), DIGESTS)
+    assert {block.boots[0].model for block in plan.blocks if block.is_sentinel} == {"other"}
+    assert {cell.model for cell in plan.cells} == {"tiny"}
+
+
+def test_adaptive_rounds_are_another_plan_than_the_most_of_them():
+    """A run of eight fixed rounds is not gone on with as an adaptive one; its first blocks are the same."""
+    plans = [the_plan(rounds=rounds) for rounds in (8, "3..8", "4..8")]
+    assert len({plan.digest for plan in plans}) == 3
+    assert {plan.blocks for plan in plans} == {plans[0].blocks}
 
 
 # --- identity

@@ -181,7 +181,10 @@ def test_the_newest_run_is_resumed(lab: Lab) -> None:
 
 
 def test_isolation_reset_needs_one_boot_per_arm(lab: Lab) -> None:
-    """Corpora and repeats share a boot; before each pass the caches are emptied, and each starts cold."""
+    """Corpora and repeats share a boot; before each pass the caches are emptied, and each starts cold.
+
+    The first trial of each corpus is warmed up, with prompts that its server gets only then.
+    """
     lab.set(isolation="reset", corpora=list(CORPORA), arms=["suf", "kpad"], repeats=2)
     assert lab.sweep() == 0
     assert len(lab.boots()) == 2
@@ -191,8 +194,11 @@ def test_isolation_reset_needs_one_boot_per_arm(lab: Lab) -> None:
     assert sorted({row["repeat"] for row in rows}) == [1, 2]
     for boot in lab.boots():
         paths = [call["path"] for call in lab.calls() if call["pid"] == boot["pid"]]
-        one = [TOKENS] * 2 + ["kpad_empty_cache", "/reset_prefix_cache"] + [TOKENS] * 4
-        assert paths == one * 4
+        later = ["kpad_empty_cache", "/reset_prefix_cache"] + [TOKENS] * 4
+        assert paths == ([TOKENS] * 2 + later + later) * 2
+        prompts = [call["prompt"] for call in lab.calls() if call["pid"] == boot["pid"] and call["prompt"]]
+        warm = {f"user: {p.text}" for corpus in CORPORA for p in open_frozen(corpus).warmup[:2]}
+        assert sum(prompt in warm for prompt in prompts) == len(warm) == 4
     for arm in ("suf", "kpad"):
         found = [row for row in rows if row["arm"] == arm and row["corpus"] == CORPORA[0]]
         assert found[0]["acceptance_length"] == found[1]["acceptance_length"]
