@@ -28,8 +28,11 @@ class Progress:
     ) -> None:
         self.close()
 
-    def start(self, n_trials: int, n_done: int, where: str) -> None:
-        """A run begins: trials in the plan, trials done before, results folder."""
+    def start(self, n_trials: int, n_done: int, where: str, *, is_most: bool = False) -> None:
+        """A run begins: trials in the plan, trials done before, results folder.
+
+        ``is_most``: fewer trials may do.
+        """
 
     def revise(self, n_trials: int, n_left: int) -> None:
         """Other numbers of trials than at the start: rounds that are not needed, blocks measured again."""
@@ -105,11 +108,11 @@ class PlainProgress(Progress):
         self.stream.write(f"{message}\n")
         self.stream.flush()
 
-    def start(self, n_trials: int, n_done: int, where: str) -> None:
+    def start(self, n_trials: int, n_done: int, where: str, *, is_most: bool = False) -> None:
         """Says what is to be done and where rows go."""
         self.estimate.start(n_trials, n_done)
         resumed = f", {n_done} of them done before" if n_done else ""
-        self.note(f"{n_trials} trials{resumed}; rows go to {where}")
+        self.note(f"{'up to ' if is_most else ''}{n_trials} trials{resumed}; rows go to {where}")
 
     def revise(self, n_trials: int, n_left: int) -> None:
         """Only the estimate changes."""

@@ -15,7 +15,7 @@ from kpad_bench.plan import Block, Plan, Trial
 from kpad_bench.schema import OK
 from kpad_bench.stats import decide
 
-#: What a trial says of itself; at least status, reason, output_tok_per_s and full_share_decode.
+#: What a trial says of itself; of interest here are status, reason, output_tok_per_s and full_share_decode.
 Row = Mapping[str, Any]
 #: (model, corpus): what a best K is chosen for.
 Place = tuple[str, str]
@@ -75,10 +75,11 @@ def _why(rounds: Sequence[Sequence[Trial]], rows: Mapping[str, Row], rule: Rule,
         found: dict[int, list[float]] = {}
         for trial in trials:
             row, k = rows[trial.trial_id], trial.cell.k
-            if trial.cell.arm != family or k is None or row["status"] != OK or not row["output_tok_per_s"]:
+            speed = _speed(row)
+            if trial.cell.arm != family or k is None or speed is None:
                 continue
-            found.setdefault(k, []).append(row["output_tok_per_s"])
-            share = row["full_share_decode"]
+            found.setdefault(k, []).append(speed)
+            share = row.get("full_share_decode")
             if share is not None and share < rule.least_full_share:
                 left_out.add(k)
         speeds.append({k: math.fsum(values) / len(values) for k, values in found.items()})
@@ -86,6 +87,12 @@ def _why(rounds: Sequence[Sequence[Trial]], rows: Mapping[str, Row], rule: Rule,
     if len({k for row in eligible for k in row}) < 2:
         return NOTHING_TO_COMPARE
     return decide(eligible, rule.design).stop
+
+
+def _speed(row: Row) -> float | None:
+    """What counts as a throughput: of an ok trial, and a number. A column that is missing is null."""
+    speed = row.get("output_tok_per_s")
+    return speed if row["status"] == OK and speed and math.isfinite(speed) else None
 
 
 def _told(whys: Mapping[str, str | None]) -> str:

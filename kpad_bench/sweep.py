@@ -85,7 +85,8 @@ class Run:
         """Measure what is not done. Returns how many of the trials that are needed are not ok."""
         n_trials, n_left = self._n_needed(), self.outlook.n_left(self.plan.blocks)
         if n_left:
-            self.progress.start(n_trials, n_trials - n_left, str(self.folder.path))
+            where, is_most = str(self.folder.path), self.plan.design.is_adaptive
+            self.progress.start(n_trials, n_trials - n_left, where, is_most=is_most)
             for doubt in planned_doubts(self.runner.resolved, self.plan):
                 self.progress.note(f"warning: {doubt}")
         else:

@@ -62,6 +62,23 @@ def test_plain_lines_say_what_happened_in_order(clock):
     ]
 
 
+def test_a_run_of_adaptive_rounds_says_the_most_and_counts_what_is_left(clock):
+    """Fewer trials may do: the count and the time left follow."""
+    stream = io.StringIO()
+    view = PlainProgress(stream)
+    view.start(40, 1, "results/run", is_most=True)
+    clock.now += 60
+    view.ended(TRIAL, OK)
+    view.revise(4, 2)
+    clock.now += 60
+    view.ended(TRIAL, OK)
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "up to 40 trials, 1 of them done before; rows go to results/run"
+    assert lines[1].startswith("[2/40]")
+    assert lines[2].startswith("[3/4]")
+    assert lines[2].endswith("60 s left")
+
+
 def test_plain_lines_go_to_stderr(capsys, clock):
     """stdout is for results alone."""
     a_run(PlainProgress(), clock)
