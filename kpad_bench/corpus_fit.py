@@ -7,7 +7,7 @@ unless the prompts are so short that any tokenizer does: nothing is frozen anew 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from kpad_bench.config import ModelEntry, Resolved
@@ -15,7 +15,7 @@ from kpad_bench.configfile import load_models
 from kpad_bench.corpus import FrozenCorpus
 from kpad_bench.corpus_hub import is_offline
 from kpad_bench.corpus_manifest import load_manifest
-from kpad_bench.corpus_store import LockedBudget
+from kpad_bench.corpus_store import Lock
 from kpad_bench.corpus_tokens import (
     CONFIG_FILE,
     TEMPLATE_FILE,
@@ -108,14 +108,14 @@ def check_fit(resolved: Resolved, corpora: Iterable[FrozenCorpus]) -> None:
     faults = [
         fault
         for tag, entry in resolved.models.items()
-        for fault in _faults(tag, entry, {one.name: one.lock.budget for one in opened})
+        for fault in _faults(tag, entry, [one.lock for one in opened])
     ]
     if faults:
         raise HostError("\n".join(faults))
 
 
-def _faults(tag: str, entry: ModelEntry, budgets: Mapping[str, LockedBudget]) -> Iterable[str]:
-    long = {name: one for name, one in budgets.items() if one.longest_bytes > one.limit_bytes}
+def _faults(tag: str, entry: ModelEntry, locks: Iterable[Lock]) -> Iterable[str]:
+    long = [lock for lock in locks if lock.budget.longest_bytes > lock.budget.limit_bytes]
     if not long:  # short enough for any tokenizer
         return
     label = _label(tag)
@@ -123,14 +123,17 @@ def _faults(tag: str, entry: ModelEntry, budgets: Mapping[str, LockedBudget]) ->
         sha256 = read_tokenizer(label, entry_folder(tag, entry)).sha256
     except KpadError:
         sha256 = None  # not on this host: its name stands for it, and the server counts once more
-    for name, budget in long.items():
-        locked = budget.tokenizers
+    for lock in long:
+        budget, locked = lock.budget, lock.budget.tokenizers
         is_named = label in locked if sha256 is None else sha256 in {one.sha256 for one in locked.values()}
         if not is_named:
             have = ", ".join(locked) or "none"
             options = " ".join(f"--tokenizer {one}" for one in [*locked, tag])
+            again = f"freeze it again: kpad-bench corpora freeze {lock.name} {options}"
+            if lock.members:
+                again = f"freeze its members ({', '.join(lock.members)}) again with {options}, and then it"
             yield (
-                f"corpus {name}: its lock does not name the tokenizer of {tag} (it names {have}), and its "
-                f"longest prompt has {budget.longest_bytes} bytes, more than the {budget.limit_bytes} that "
-                f"fit any tokenizer; freeze it again: kpad-bench corpora freeze {name} {options}"
+                f"corpus {lock.name}: its lock does not name the tokenizer of {tag} (it names {have}), and "
+                f"its longest prompt has {budget.longest_bytes} bytes, more than the {budget.limit_bytes} "
+                f"that fit any tokenizer; {again}"
             )

@@ -39,14 +39,14 @@ def read_tokenizer(name: str, folder: Path) -> TokenizerFiles:
     path = folder / TOKENIZER_FILE
     try:
         content_hash = hashlib.sha256(path.read_bytes()).hexdigest()
-        config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+        config = dict(json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8")))
         template_path = folder / TEMPLATE_FILE
         template = (
             template_path.read_text(encoding="utf-8")
             if template_path.is_file()
             else _template_in(config.get("chat_template"))
         )
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise UsageError(
             f"tokenizer {name}: {folder}: needs {TOKENIZER_FILE} and {CONFIG_FILE} "
             f"({' '.join(str(error).split())[:200]}); give the folder of a model with both"

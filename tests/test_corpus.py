@@ -14,9 +14,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from corpus_rows import MBPP, ROWS, lines
+from corpus_rows import MBPP, ROWS, chats, lines
 
-from kpad_bench import corpus, corpus_pins, corpus_store
+from kpad_bench import corpus, corpus_pins, corpus_sources, corpus_store
 from kpad_bench.configfile import data_dir
 from kpad_bench.errors import DataError, HostError, UsageError
 
@@ -77,6 +77,53 @@ def test_an_error_while_freezing_leaves_the_old_set_as_it_was(tmp_path, unpinned
     assert {path.name: path.read_bytes() for path in tmp_path.glob("mbpp.*")} == before
 
 
+def test_an_array_that_lost_its_end_is_refused_or_taken_leniently_and_recorded(tmp_path, unpinned):
+    """Three records less 40 bytes: refused with file, byte and count; with lenient the two whole ones."""
+    rows = chats(["Why one?", "Why two?", "Why three, and at some length?"])
+    source = tmp_path / "ShareGPT_V3_unfiltered_cleaned_split.json"
+    source.write_bytes(json.dumps(rows).encode()[:-40])
+    end = source.stat().st_size
+    with pytest.raises(
+        DataError, match=rf"split.json: cut at byte {end}, in or before row 3, .*before it: 2"
+    ):
+        corpus.freeze("sharegpt", source, tmp_path)
+    assert not (tmp_path / "sharegpt.lock.json").exists()
+    lock = corpus.freeze("sharegpt", source, tmp_path, lenient=True)
+    assert (lock.truncated, lock.truncated_after_rows, lock.read, lock.rows) == (True, 2, 2, 2)
+    assert corpus.open_frozen("sharegpt", tmp_path).lock.truncated
+    assert "from the 2 whole rows of a file that was cut" in " ".join(corpus_pins.doubts(lock))
+
+
+def test_lenient_takes_no_damage_but_a_cut_and_marks_no_whole_file(tmp_path, unpinned):
+    """A damaged file stays refused; a whole one gives the same lock with and without."""
+    source = lines(tmp_path / "rows.jsonl", MBPP)
+    strict = corpus.freeze("mbpp", source, tmp_path / "strict")
+    assert corpus.freeze("mbpp", source, tmp_path / "lenient", lenient=True) == strict
+    assert (strict.truncated, strict.truncated_after_rows) == (False, None)
+    packed = bytearray(gzip.compress(source.read_bytes()))
+    packed[-6] ^= 1  # of the checksum
+    for name, data in (("a.jsonl", source.read_bytes() + b"17\n" + b" " * 40), ("b.gz", bytes(packed))):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(DataError):
+            corpus.freeze("mbpp", tmp_path / name, tmp_path, lenient=True)
+
+
+def test_a_wrong_sha256_is_refused_leniently_too(tmp_path):
+    """A whole file under the pinned name is not the pinned file; only a cut one cannot have its hash."""
+    source = tmp_path / "ShareGPT_V3_unfiltered_cleaned_split.json"
+    source.write_text(json.dumps(chats(["hi"])))
+    with pytest.raises(DataError, match=r"sha256 \w{64}, pinned is 35f0e213"):
+        corpus.freeze("sharegpt", source, tmp_path, lenient=True)
+
+
+def test_large_inputs_show_progress(tmp_path, unpinned, monkeypatch):
+    """Rows read so far, and how many are expected."""
+    monkeypatch.setattr(corpus_sources, "PROGRESS_S", 0.0)
+    said: list[str] = []
+    corpus.freeze("mbpp", lines(tmp_path / "rows.jsonl", MBPP), tmp_path, say=said.append)
+    assert said[41] == "corpus mbpp: 42 rows of about 974 read"
+
+
 def test_a_folder_that_cannot_be_written_is_the_hosts_fault(tmp_path, unpinned):
     """The folder is named, and the option."""
     blocked = tmp_path / "file"
@@ -101,23 +148,12 @@ def test_repaired_text_and_missing_rows_are_doubts(tmp_path, unpinned):
     assert "U+FFFD in 1 rows" in said
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        (
-            "sharegpt",
-            ["anon8231489123/ShareGPT_Vicuna", "192ab218", "ShareGPT_V3_unfiltered", "--source FILE"],
-        ),
-        ("wildchat", ["allenai/WildChat-1M", "7d6490e4", "--source FILE"]),
-        ("lmsys", ["https://huggingface.co/datasets/lmsys/lmsys-chat-1m", "accept the terms", "HF_TOKEN"]),
-        ("mix", ["mix cannot be frozen yet", "humaneval, lmsys, mbpp", "corpora freeze humaneval"]),
-    ],
-)
-def test_a_corpus_that_cannot_be_had_here_says_what_it_needs(tmp_path, name, words):
-    """Hub id, revision, file, gate and option are named."""
-    with pytest.raises(HostError) as error:
-        corpus.freeze(name, out=tmp_path)
-    assert [word for word in words if word not in str(error.value)] == []
+def test_the_mix_says_which_members_it_waits_for(tmp_path):
+    """All that are missing, and the command for the first."""
+    with pytest.raises(
+        HostError, match=r"needs humaneval, lmsys, .* frozen .*corpora freeze humaneval"
+    ):
+        corpus.freeze("mix", out=tmp_path)
 
 
 def test_a_file_with_the_pinned_name_and_another_hash_is_refused(tmp_path):
@@ -231,6 +267,24 @@ def test_a_set_that_is_not_the_pinned_one_is_refused(frozen, unpinned):
     with pytest.raises(HostError, match="pinned is"):
         corpus.open_frozen("mbpp", frozen)
     assert {row.name: row.state for row in corpus.list_corpora(frozen)}["mbpp"] == "mismatch"
+
+
+def test_a_pin_is_of_its_tokenizers_and_other_tokenizers_need_the_same_rows(frozen, unpinned):
+    """Frozen with another tokenizer a set may lack other prompts, but it has the rows of a pin."""
+    lock = corpus_store.read_lock("mbpp", frozen)
+    assert lock is not None
+    other = lock.budget.model_copy(
+        update={"tokenizers": {"toy": corpus_store.LockedTokenizer(sha256="0" * 64, longest_tokens=9)}}
+    )
+    pin = lock.model_copy(update={"digest": "1" * 64, "budget": other})
+    path = unpinned / "mbpp.toy.lock.json"
+    path.write_text(pin.model_dump_json())
+    assert corpus.verify(["mbpp"], frozen) == []
+    path.write_text(pin.model_copy(update={"source_rows_sha256": "2" * 64}).model_dump_json())
+    (problem,) = corpus.verify(["mbpp"], frozen)
+    assert str(path) in problem.what
+    (unpinned / "mbpp.lock.json").write_text(lock.model_dump_json())
+    assert corpus.verify(["mbpp"], frozen) == []
 
 
 def test_what_is_not_frozen_says_how_to_freeze_it(tmp_path):
