@@ -89,6 +89,11 @@ class Run:
             self.progress.start(n_trials, n_trials - n_left, where, is_most=is_most)
             for doubt in planned_doubts(self.runner.resolved, self.plan):
                 self.progress.note(f"warning: {doubt}")
+            for one in self.runner.corpora.values():
+                if one.n_elsewhere:
+                    self.progress.note(
+                        f"{one.name}: {one.n_elsewhere} of its prompts are measured in another corpus"
+                    )
         else:
             self.progress.note(
                 f"all {n_trials} trials of {self.folder.path} are done; --fresh starts a new run"

