@@ -50,14 +50,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a pass stands. ``n_pieces``: reads that brought bytes, a little below the chunks so far.
-
-    ``output_tokens``: as the usage in the newest bytes of each request says, so for people's eyes only.
-    """
+    """Where a pass stands. ``output_tokens``: as the newest bytes of each request say, for people's eyes."""
 
     n_done: int
     n_open: int
-    n_pieces: int
     output_tokens: int
     elapsed_s: float
 
@@ -95,9 +91,8 @@ async def run_pass(
     are open then are cancelled. Cancelling closes all connections.
     """
     work = [
-        Work(prompt, post_request(target.base_url, target.endpoint, request_body(target, prompt, load)), n)
-        for n, part in enumerate((prompts, fillers))
-        for prompt in part
+        Work(prompt, post_request(target.base_url, target.endpoint, request_body(target, prompt, load)))
+        for prompt in (*prompts, *fillers)
     ]
     with Spool() as spool:
         with _collector_at_rest():
@@ -129,7 +124,6 @@ class Work(NamedTuple):
 
     prompt: Prompt
     request: bytes
-    is_filler: int
 
 
 def _read(raws: Sequence[RawStream], spool: Spool) -> list[RequestTrace]:
@@ -180,7 +174,7 @@ class _Pass:
         self.first_kinds: list[str | None] = []
         self.stop: Stop | None = None
         self.ran_out_of_fillers = False
-        self.n_retries = self.n_done = self.n_pieces_closed = self.output_tokens_closed = 0
+        self.n_retries = self.n_done = self.output_tokens_closed = 0
         self.n_prompts = self.start_ns = self.end_ns = self.heard_ns = 0
 
     async def drive(self, work: Sequence[Work], n_prompts: int) -> None:
@@ -210,13 +204,14 @@ class _Pass:
         ended_ns: int | None = None
         with Slot(self.target) as slot:
             while (work := self._next(queue)) is not None:
-                raws = self.filler_raws if work.is_filler else self.raws
+                is_filler = len(self.raws) == self.n_prompts
+                raws = self.filler_raws if is_filler else self.raws
                 prompt = work.prompt
                 raw = RawStream(len(raws), prompt.prompt_id, prompt.sha256, time.monotonic_ns())
                 if ended_ns is not None:
                     self.reissue_gaps_ns.append(raw.start_ns - ended_ns)
                 raws.append(raw)
-                await self._fly(slot, Flight(raw, is_filler=bool(work.is_filler)), work.request)
+                await self._fly(slot, Flight(raw, is_filler=is_filler), work.request)
                 ended_ns = raw.arrivals_ns[-1] if raw.arrivals_ns else raw.closed_ns
 
     async def _fly(self, slot: Slot, flight: Flight, request: bytes) -> None:
@@ -237,7 +232,6 @@ class _Pass:
     def _closed(self, flight: Flight) -> None:
         """Count it, and end the pass with the last one."""
         self.n_done += 1
-        self.n_pieces_closed += len(flight.raw.arrivals_ns)
         self.output_tokens_closed += flight.count_tokens()
         self._judge_first(flight.raw)
         if self.n_done == self.n_prompts:
@@ -299,7 +293,6 @@ class _Pass:
             self.spool.put(self.closed.popleft())
 
     def _progress(self, now_ns: int) -> Progress:
-        measured = [flight for flight in self.open if not flight.is_filler]
-        n_pieces = self.n_pieces_closed + sum(len(flight.raw.arrivals_ns) for flight in measured)
-        n_tokens = self.output_tokens_closed + sum(flight.count_tokens() for flight in measured)
-        return Progress(self.n_done, len(self.open), n_pieces, n_tokens, (now_ns - self.start_ns) / 1e9)
+        n_tokens = sum(flight.count_tokens() for flight in self.open if not flight.is_filler)
+        n_tokens += self.output_tokens_closed
+        return Progress(self.n_done, len(self.open), n_tokens, (now_ns - self.start_ns) / 1e9)

@@ -216,7 +216,7 @@ class CompletionStream:
 
     def event(self, data: bytes, arrival_ns: int) -> None:
         """Take the data of one event."""
-        if self.is_done or not self.trace.is_ok:
+        if self.is_done or self.trace.error_kind is not None:
             return
         if data.strip() == DONE:
             self.is_done = True

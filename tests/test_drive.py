@@ -11,13 +11,16 @@ from aiohttp import web
 
 from kpad_bench import drive
 from kpad_bench.config import Load
-from kpad_bench.drive import Limits, Target, post_json, run, run_pass
-from kpad_bench.endpoint import COMPLETIONS, request_body
+from kpad_bench.drive import Limits, Target, post_json, run, run_pass, with_endpoint
+from kpad_bench.endpoint import CHAT, COMPLETIONS, request_body
 from kpad_bench.errors import ServerError
 from kpad_bench.flight import newest_usage
 from kpad_bench.prompt import Prompt, prompt_sha256
+from kpad_bench.spool import Spool
+from kpad_bench.stream import pass_doubts
 
 PATIENT = Limits(idle_timeout_s=60, stalled_s=60)
+NO_TEMPLATE = "default chat template is no longer allowed, so you must provide a chat template"
 
 
 def prompts(*texts):
@@ -43,14 +46,17 @@ class Server:
     def __init__(self, path):
         self.path = str(path)
         self.bodies = []
+        self.connections = []
         self.n_open = self.most_open = 0
         self.gathered = asyncio.Event()
+        self.released = asyncio.Event()
         self.gather = 1
         self.gc_was_enabled = set()
 
     async def __aenter__(self):
         app = web.Application()
-        app.router.add_post("/v1/chat/completions", self.completions)
+        app.router.add_post(CHAT, self.completions)
+        app.router.add_post(COMPLETIONS, self.completions)
         app.router.add_post("/echo", self.echo)
         self.runner = web.AppRunner(app, shutdown_timeout=0, handler_cancellation=True)
         await self.runner.setup()
@@ -65,7 +71,9 @@ class Server:
         return Target("http://localhost", "m", self.path)
 
     def texts(self):
-        return [body["messages"][-1]["content"] for body in self.bodies]
+        return [
+            body["messages"][-1]["content"] if "messages" in body else body["prompt"] for body in self.bodies
+        ]
 
     async def echo(self, request):
         body = await request.text()
@@ -73,13 +81,15 @@ class Server:
 
     async def completions(self, request):
         self.bodies.append(await request.json())
+        if request.transport not in self.connections:
+            self.connections.append(request.transport)
         self.gc_was_enabled.add(gc.isenabled())
         self.n_open += 1
         self.most_open = max(self.most_open, self.n_open)
         if self.n_open == self.gather:
             self.gathered.set()
         try:
-            verb, *words = self.texts()[-1].split()
+            verb, *words = self.texts()[-1].lower().split()
             return await getattr(self, f"do_{verb}")(request, *words)
         finally:
             self.n_open -= 1
@@ -94,6 +104,40 @@ class Server:
         for tokens in range(1, int(n) + 1):
             await response.write(event(tokens, "stop" if tokens == int(n) else None))
         await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def do_short(self, request):
+        """Two tokens and the reason ``length``, as a server that ran into its context."""
+        response = await self.stream(request)
+        await response.write(event(2, "length") + b"data: [DONE]\n\n")
+        return response
+
+    async def do_bye(self, request):
+        """Answer, and close the connection behind it."""
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Connection": "close"})
+        await response.prepare(request)
+        await response.write(event(1, "stop") + b"data: [DONE]\n\n")
+        return response
+
+    async def do_garble(self, request):
+        """Speak something else than HTTP."""
+        request.transport.write(b"220 smtp.example ESMTP\r\n\r\n")
+        await asyncio.Event().wait()
+
+    async def do_no_template(self, request):
+        return web.json_response({"error": {"message": NO_TEMPLATE, "code": 400}}, status=400)
+
+    async def do_hi(self, request):
+        """The probe."""
+        return await self.probed(request)
+
+    async def do_wait(self, request):
+        """Two events, then nothing until the test lets go, then the rest."""
+        response = await self.stream(request)
+        for tokens in range(1, 400):
+            await response.write(event(tokens))
+        await self.released.wait()
+        await response.write(event(400, "stop") + b"data: [DONE]\n\n")
         return response
 
     async def do_together(self, request):
@@ -122,6 +166,10 @@ class Server:
         return web.json_response(
             {"error": {"message": "context length is 512", "code": 400}}, status=int(status)
         )
+
+    async def do_release(self, request):
+        self.released.set()
+        return await self.do_ok(request)
 
     async def do_refuse_in_text(self, request):
         return web.Response(text="<h1>no</h1>", status=502)
@@ -182,6 +230,85 @@ def test_concurrency_is_neither_more_nor_less(tmp_path):
     assert kinds(trace) == [None] * 20
     assert server.most_open == 4
     assert len(trace.reissue_gaps_ns) == 16
+
+
+def test_a_slot_keeps_its_connection(tmp_path):
+    """Twenty requests in four slots come over four connections."""
+    trace, server = driven(tmp_path, ["together"] * 20, concurrency=4)
+    assert kinds(trace) == [None] * 20
+    assert len(server.connections) == 4
+
+
+def test_a_connection_that_the_server_ended_is_opened_anew(tmp_path):
+    """That is no retry: the answer before it was whole."""
+    trace, server = driven(tmp_path, ["ok", "bye", "ok", "ok"], concurrency=1)
+    assert kinds(trace) == [None] * 4
+    assert (trace.n_retries, len(server.connections)) == (0, 2)
+
+
+def test_what_is_no_http_fails_its_request(tmp_path):
+    """It is not sent twice: something did come back."""
+    trace, server = driven(tmp_path, ["ok", "garble", "ok"], concurrency=1)
+    assert kinds(trace) == [None, "connection", None]
+    assert "220 smtp.example" in trace.requests[1].error
+    assert (trace.n_retries, len(server.bodies)) == (0, 3)
+
+
+def test_fillers_keep_the_slots_full(tmp_path):
+    """Further prompts go out until the last measured one ends; open ones are cancelled and never counted."""
+    fillers = prompts("ok 2", "hang", "release", *["hang"] * 50)
+    trace, server = driven(tmp_path, ["ok", "wait", "ok"], concurrency=3, fillers=fillers)
+    assert kinds(trace) == [None] * 3
+    assert [request.completion_tokens for request in trace.requests] == [3, 400, 3]
+    assert [filler.error_kind for filler in trace.fillers] == [None, "cancelled", None, "cancelled"]
+    assert [filler.completion_tokens for filler in trace.fillers] == [2, 1, 3, 1]
+    assert trace.end_ns == max(request.closed_ns for request in trace.requests)
+    assert (trace.n_prompts, trace.ran_out_of_fillers, trace.stopped_early) == (3, False, None)
+    assert server.most_open == 3
+    assert pass_doubts(trace) == []
+
+
+def test_too_few_fillers_are_told(tmp_path):
+    """The slots go empty, and the row says so."""
+    trace, _ = driven(tmp_path, ["ok", "wait"], concurrency=2, fillers=prompts("ok", "release"))
+    assert kinds(trace) == [None, None]
+    assert [filler.is_ok for filler in trace.fillers] == [True, True]
+    assert pass_doubts(trace) == ["the 2 fillers ran out before the last measured request ended"]
+
+
+def test_fillers_are_not_judged(tmp_path):
+    """A filler that is refused says nothing of the pass; without prompts none is sent."""
+    trace, _ = driven(tmp_path, ["ok", "wait"], fillers=prompts(*["refuse 400"] * 9, "release"))
+    assert (kinds(trace), trace.stopped_early) == ([None, None], None)
+    trace, server = driven(tmp_path, [], fillers=prompts("ok"))
+    assert (trace.requests, trace.fillers, server.bodies) == ([], [], [])
+
+
+def test_bytes_leave_the_memory_during_the_pass(tmp_path, monkeypatch):
+    """What was moved out of an open and of a closed request is in their traces all the same."""
+    monkeypatch.setattr(drive, "TICK_S", 0.001)
+    monkeypatch.setattr(drive, "SPOOLED_PIECES", 0)
+    monkeypatch.setattr(drive, "KEPT_PIECES", 0)
+    moved = set()
+
+    async def main():
+        async with Server(tmp_path / "s") as server:
+
+            class Watched(Spool):
+                def put(self, raw, n_kept=0):
+                    super().put(raw, n_kept)
+                    assert not raw.pieces
+                    moved.add(raw.index)
+                    if moved == {0, 1}:
+                        server.released.set()
+
+            monkeypatch.setattr(drive, "Spool", Watched)
+            return await run_pass(server.target, prompts("ok", "wait"), load(2), PATIENT)
+
+    trace = run(main())
+    assert [request.completion_tokens for request in trace.requests] == [3, 400]
+    assert list(trace.requests[1].token_counts) == list(range(1, 401))
+    assert list(trace.requests[1].token_ns) == sorted(trace.requests[1].token_ns)
 
 
 def test_more_slots_than_prompts(tmp_path):
@@ -261,6 +388,57 @@ def test_a_few_bad_prompts_first_do_not_stop_the_pass(tmp_path, concurrency):
     trace, _ = driven(tmp_path, [*["refuse 400"] * 7, "ok", "ok"], concurrency=concurrency)
     assert kinds(trace) == [*["http_400"] * 7, None, None]
     assert trace.stopped_early is None
+
+
+def test_a_model_without_a_chat_template_names_the_way_out(tmp_path):
+    """The same 400 of all stops the pass, and says which option is for such a model."""
+    trace, server = driven(tmp_path, ["no_template"] * 20, concurrency=4)
+    assert trace.stopped_early.reason == "all_requests_refused"
+    assert NO_TEMPLATE in trace.stopped_early.detail
+    assert "load.endpoint: completions, or auto" in trace.stopped_early.detail
+    assert len(server.bodies) < 14
+
+
+@pytest.mark.parametrize(
+    ("asked", "refusal", "endpoint", "n_probes"),
+    [
+        ("chat", NO_TEMPLATE, CHAT, 0),
+        ("completions", NO_TEMPLATE, COMPLETIONS, 0),
+        ("auto", NO_TEMPLATE, COMPLETIONS, 1),
+        ("auto", "As of transformers v4.44, Default Chat Template is no longer allowed", COMPLETIONS, 1),
+        ("auto", "min_p is not supported with speculative decoding", CHAT, 1),
+        ("auto", None, CHAT, 1),
+    ],
+)
+def test_the_endpoint_is_probed_once_and_only_if_that_is_asked_for(
+    tmp_path, asked, refusal, endpoint, n_probes
+):
+    """Completions take the place of chat for want of a template alone; the trace says which it was."""
+
+    async def probed(request):
+        if refusal is None:
+            return web.json_response({"choices": []})
+        return web.json_response({"error": {"message": refusal, "code": 400}}, status=400)
+
+    async def main():
+        async with Server(tmp_path / "s") as server:
+            server.probed = probed
+            target = await with_endpoint(server.target, asked)
+            assert len(server.bodies) == n_probes
+            return await run_pass(target, prompts("ok"), load(1), PATIENT)
+
+    trace = run(main())
+    assert (trace.endpoint, kinds(trace)) == (endpoint, [None])
+
+
+def test_answers_that_the_server_shortened_are_told(tmp_path):
+    """finish_reason length with fewer tokens than were asked for: the server's context was full."""
+    trace, _ = driven(tmp_path, ["ok", "short", "ok 16", "short", "cut"])
+    assert kinds(trace) == [None, None, None, None, "cut"]
+    (doubt,) = pass_doubts(trace)
+    assert doubt.startswith(
+        "2 answers have finish_reason length and fewer tokens than max_tokens 16 (the first 2)"
+    )
 
 
 def test_different_refusals_do_not_stop_the_pass(tmp_path):
@@ -359,7 +537,6 @@ def test_progress_is_told(tmp_path, monkeypatch):
     run(main())
     assert heard[-1].n_done == 1
     assert heard[-1].n_open == 1
-    assert heard[-1].n_pieces >= 1
     assert heard[-1].output_tokens >= 1
     assert heard[-1].output_tok_per_s > 0
 
@@ -385,7 +562,7 @@ def test_tokens_so_far_are_the_newest_usage(pieces, tokens):
 @pytest.mark.parametrize(("tokens", "elapsed_s", "speed"), [(0, 1.0, None), (0, 0.0, None), (30, 2.0, 15.0)])
 def test_speed_so_far_is_none_before_the_first_token(tokens, elapsed_s, speed):
     """Not measured is not zero."""
-    assert drive.Progress(0, 1, 1, tokens, elapsed_s).output_tok_per_s == speed
+    assert drive.Progress(0, 1, tokens, elapsed_s).output_tok_per_s == speed
 
 
 def test_a_bug_in_the_callback_is_not_lost(tmp_path, monkeypatch):
