@@ -5,30 +5,20 @@ Types and their rules only; ``configfile`` reads them from YAML. Nothing here to
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    PlainValidator,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, PlainSerializer, PlainValidator, field_validator, model_validator
 
 from kpad_bench.design import Design, read_rounds
 from kpad_bench.errors import UsageError
 from kpad_bench.hostcpu import format_cpu_list, parse_cpu_list
+from kpad_bench.load import Frozen, Kind, Load, LoadConfig, PositiveInt
 
-PositiveInt = Annotated[int, Field(gt=0, strict=True)]
-#: Slips of the finger: lists of capture sizes grow with these.
-MOST_K, MOST_REQUESTS = 10_000, 100_000
-Concurrency = Annotated[int, Field(gt=0, le=MOST_REQUESTS, strict=True)]
+__all__ = ["Frozen", "Load", "LoadConfig", "PositiveInt"]
+
+#: A slip of the finger: lists of capture sizes grow with it.
+MOST_K = 10_000
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
-Kind = Literal["dense", "distill", "fp8", "moe"]
-#: What ``load.by_class`` may speak of.
-LOAD_CLASSES = ("reasoning", *get_args(Kind))
 #: Settings vLLM 0.25.1 and 0.32.0 use when --speculative-config does not name them.
 VLLM_SUFFIX_DEFAULTS = {
     "suffix_decoding_max_tree_depth": 24,
@@ -36,12 +26,6 @@ VLLM_SUFFIX_DEFAULTS = {
     "suffix_decoding_min_token_prob": 0.1,
     "suffix_decoding_max_cached_requests": 10000,
 }
-
-
-class Frozen(BaseModel):
-    """Base of all configuration objects: immutable, unknown keys refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
 
 class ModelEntry(Frozen):
@@ -62,7 +46,7 @@ class ModelEntry(Frozen):
     extra_args: tuple[str, ...] = ()
     #: flags that only some builds of vLLM have: given when ``--help`` of the installed one lists them
     optional_args: tuple[str, ...] = ()
-    env: dict[str, str] = {}
+    env: dict[str, str] = Field(default={})
 
     @model_validator(mode="after")
     def _one_source(self) -> ModelEntry:
@@ -86,9 +70,9 @@ class Arm(Frozen):
     #: what a free slot holds: auto, last (the last sampled token), -1 (CUDA only) or a token id
     pad_token: Literal["auto", "last"] | Annotated[int, Field(ge=-1, strict=True)] = "auto"
     cudagraph_mode: str | None = None
-    suffix: dict[str, float | int] = {}
+    suffix: dict[str, float | int] = Field(default={})
     extra_args: tuple[str, ...] = ()
-    env: dict[str, str] = {}
+    env: dict[str, str] = Field(default={})
 
     @field_validator("k", mode="before")
     @classmethod
@@ -120,68 +104,6 @@ class Arm(Frozen):
         return self
 
 
-class Load(Frozen):
-    """What is sent in one pass: closed loop, ``concurrency`` requests open, streaming."""
-
-    concurrency: Concurrency
-    n_prompts: PositiveInt
-    n_warmup: Annotated[int, Field(ge=0, strict=True)] = 8
-    #: disjoint prompts answered after the caches were emptied, before the pass: what production looks like
-    n_primed: Annotated[int, Field(ge=0, strict=True)] = 0
-    #: have the measured prompts themselves answered once before the pass: to show what that does to a number
-    warm: bool = False
-    #: keep the slots full with further prompts of the corpus, unmeasured, until the last measured one ends.
-    #: Columns from the server's counters (acceptance_length, steps, drafts) are then of both.
-    fill: bool = False
-    #: /v1/chat/completions, /v1/completions, or auto: completions where the model has no chat template
-    endpoint: Literal["chat", "completions", "auto"] = "chat"
-    max_tokens: PositiveInt
-    temperature: Annotated[float, Field(ge=0)]
-    seed: Annotated[int, Field(strict=True)] = 0
-
-
-class LoadOverride(Frozen):
-    """What differs from the sweep's load for one corpus or one model class."""
-
-    concurrency: Concurrency | None = None
-    n_prompts: PositiveInt | None = None
-    n_warmup: Annotated[int, Field(ge=0, strict=True)] | None = None
-    n_primed: Annotated[int, Field(ge=0, strict=True)] | None = None
-    warm: bool | None = None
-    fill: bool | None = None
-    endpoint: Literal["chat", "completions", "auto"] | None = None
-    max_tokens: PositiveInt | None = None
-    temperature: Annotated[float, Field(ge=0)] | None = None
-    seed: Annotated[int, Field(strict=True)] | None = None
-
-
-class LoadConfig(Load):
-    """The load of a sweep, with exceptions by corpus and by model class (class wins)."""
-
-    by_corpus: dict[str, LoadOverride] = {}
-    by_class: dict[str, LoadOverride] = {}
-
-    @field_validator("by_class")
-    @classmethod
-    def _known_classes(cls, value: dict[str, LoadOverride]) -> dict[str, LoadOverride]:
-        unknown = sorted(set(value) - set(LOAD_CLASSES))
-        if unknown:
-            raise ValueError(f"no such model class: {', '.join(unknown)}; allowed: {', '.join(LOAD_CLASSES)}")
-        return value
-
-    def resolve(self, corpus: str, load_class: str) -> Load:
-        """The load of one cell."""
-        values = {name: getattr(self, name) for name in Load.model_fields}
-        for override in (self.by_corpus.get(corpus), self.by_class.get(load_class)):
-            values |= {} if override is None else override.model_dump(exclude_none=True)
-        return Load(**values)
-
-    def highest_temperature(self) -> float:
-        """The hottest of all cells this load may resolve to."""
-        overrides = [*self.by_corpus.values(), *self.by_class.values()]
-        return max([self.temperature, *(o.temperature for o in overrides if o.temperature is not None)])
-
-
 class Server(Frozen):
     """How vLLM is started. ``vllm_version`` is the target the plan's argv is written for."""
 
@@ -203,7 +125,7 @@ class Server(Frozen):
     max_num_batched_tokens: PositiveInt | None = None
     dtype: str | None = None
     extra_args: tuple[str, ...] = ()
-    env: dict[str, str] = {}
+    env: dict[str, str] = Field(default={})
 
 
 class Cpus(Frozen):

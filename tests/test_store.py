@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import errno
 import gzip
@@ -196,14 +197,15 @@ def test_failed_attempts_are_kept_but_not_counted(run):
 
 
 def test_done_trials_come_with_status_and_provenance(run):
-    """read_done gives ids, status, reason and what must match, and no measured figure."""
-    run.write_trial(row(vllm_version="0.32.0", output_tok_per_s=5.0), [])
+    """read_done gives ids, outcome, what must match, and the two figures that a decision rests on."""
+    run.write_trial(row(vllm_version="0.32.0", output_tok_per_s=5.0, request_per_s=1.0), [])
     run.write_trial(row("b", status="failed", reason="boot_timeout"), [])
     done, warnings = run.read_done()
     assert set(done) == {TRIAL, "b"}
     assert done[TRIAL]["vllm_version"] == "0.32.0"
     assert done["b"]["reason"] == "boot_timeout"
-    assert "output_tok_per_s" not in done[TRIAL]
+    assert (done[TRIAL]["output_tok_per_s"], done[TRIAL]["full_share_decode"]) == (5.0, None)
+    assert "request_per_s" not in done[TRIAL]
     assert warnings == []
 
 
@@ -328,6 +330,70 @@ def test_a_compacted_run_can_be_resumed(run):
     assert pq.read_table(old)["reason"].to_pylist() == ["oom"]
 
 
+@pytest.mark.parametrize("is_compacted", [False, True], ids=["parts", "compacted"])
+def test_trials_are_taken_out_of_a_run(run, is_compacted):
+    """Their rows and requests move to superseded/, whole; the others stay; taking them out twice is once."""
+    fill(run)
+    before = {r["trial_id"]: r for r in rows_of(run)}
+    if is_compacted:
+        run.compact()
+    for _ in range(2):
+        run.supersede(["a", "c"])
+        assert rows_of(run) == [before["b"]]
+        assert {r["trial_id"] for r in rows_of(run, "requests")} <= {"b"}
+    kept = sorted((run.path / "superseded").glob("*/trials.parquet"))
+    assert [row for path in kept for row in pq.read_table(path).to_pylist()] == [before["a"], before["c"]]
+    run.write_trial(row("a"), requests(1))
+    assert run.compact()[0] == 2
+
+
+def test_a_trial_with_an_old_row_in_the_compacted_file_is_taken_out_whole(run):
+    """Neither its new part nor the row that the part replaced counts."""
+    fill(run)
+    run.compact()
+    run.write_trial(row("b", output_tok_per_s=2.0), [])
+    run.supersede(["b"])
+    assert sorted(r["trial_id"] for r in rows_of(run)) == ["a", "c"]
+    assert len(list((run.path / "superseded").glob("b.*/trials.parquet"))) == 2
+
+
+@pytest.mark.parametrize("n_writes", range(5))
+def test_taking_out_that_is_interrupted_loses_nothing(run, monkeypatch, n_writes):
+    """After any write of it the row is in the run or in superseded/, and never in the run twice."""
+    fill(run)
+    run.compact()
+    write, left = store.write_whole, iter([True] * n_writes)
+
+    def broken(*args, **more):
+        if not next(left, False):
+            raise KeyboardInterrupt
+        write(*args, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "write_whole", broken)
+        with contextlib.suppress(KeyboardInterrupt):
+            run.supersede(["a"])
+    ids = [r["trial_id"] for r in rows_of(run)]
+    assert len(ids) == len(set(ids))
+    kept = list((run.path / "superseded").glob("a.*/trials.parquet"))
+    assert "a" in ids or kept
+    run.supersede(["a"])
+    assert sorted(r["trial_id"] for r in rows_of(run)) == ["b", "c"]
+    assert {r["trial_id"] for r in rows_of(run, "requests")} <= {"b", "c"}
+
+
+def test_reasons_of_earlier_attempts_are_known(run):
+    """By trial; an attempt that was ok has none, and a broken file tells nothing."""
+    assert run.read_superseded() == {}
+    for reason in ("stalled", "oom", "stalled"):
+        run.write_trial(row("a", status="failed", reason=reason), [])
+    run.write_trial(row("b"), [])
+    run.supersede(["a", "b"])
+    (run.path / "superseded" / "c.1").mkdir()
+    (run.path / "superseded" / "c.1" / "trials.parquet").write_bytes(b"PAR1")
+    assert run.read_superseded() == {"a": {"stalled", "oom"}}
+
+
 def test_compaction_sets_broken_parts_aside_first(run):
     """A truncated part does not get into the compacted file and is not removed."""
     fill(run)
@@ -363,7 +429,9 @@ def test_arrow_gets_no_file_object(run, monkeypatch):
     """It would let go of one in a thread of its own, and a process that ends meanwhile aborts."""
     fill(run)
     opened, original = [], arrow.pq.ParquetFile
-    monkeypatch.setattr(arrow.pq, "ParquetFile", lambda source: opened.append(source) or original(source))
+    monkeypatch.setattr(
+        arrow.pq, "ParquetFile", lambda source, **how: opened.append(source) or original(source, **how)
+    )
     run.read_done()
     assert opened
     assert {type(source) for source in opened} == {str}

@@ -230,6 +230,14 @@ def test_attach(lab: Lab, boot: Boots) -> None:
     assert fake.ask("/health")[0] == 200
 
 
+def test_an_attached_server_is_no_sentinel(lab: Lab, boot: Boots) -> None:
+    """The sentinel of a configuration is left out: it is another server, and nothing is booted."""
+    lab.set(arms=["suf@4"], k=[8], sentinel={"model": "tiny", "corpus": "humaneval-b", "arm": "kpad@8"})
+    host, port = boot(*spec(4), on_tcp=True, plugins="").address
+    assert lab.sweep(attach=f"http://{host}:{port}") == 0
+    assert lab.row()["is_sentinel"] is False
+
+
 def test_an_attached_run_is_a_run_of_its_own(lab: Lab, boot: Boots) -> None:
     """What was measured on a server of somebody else does not make a booted trial done, nor the other way."""
     assert lab.sweep() == 0
