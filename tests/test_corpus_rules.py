@@ -106,6 +106,27 @@ def test_a_chat_gives_its_first_user_turn_and_never_an_assistant_turn(turns, exp
     assert (item if isinstance(item, Dropped) else item.fields["text"]) == expected
 
 
+@pytest.mark.parametrize("speaker", ["gpt", "Assistant", "ChatGPT", "BING", "bard", " bot "])
+def test_every_spelling_of_an_assistant_is_one(speaker):
+    """None of them is ever taken for a user, whichever keys hold it."""
+    for turn in ({"from": speaker, "value": "I am first"}, {"role": speaker, "content": "I am first"}):
+        turns = [turn, {"from": "Human", "value": "And step three?"}]
+        item = extract("chat", {"id": "q", "conversations": turns}, (), "")
+        assert not isinstance(item, Dropped)
+        assert item.fields["text"] == "And step three?"
+        assert extract("chat", {"id": "q", "conversations": [turn]}, (), "") == Dropped("no_user_turn")
+
+
+def test_repeated_ids_and_prompts_of_chats_add_up():
+    """Two records under one id are two prompts, ten of the same greeting are one."""
+    turns = [[{"from": "human", "value": text}] for text in ("one", "two", *["hello"] * 9, " Hello")]
+    rows = [("", {"id": "z9_0" if n < 2 else f"h{n}_0", "conversations": t}) for n, t in enumerate(turns)]
+    sample = corpus_rules.sample(_manifest("chat"), rows)
+    assert sorted(one.prompt.text.strip().casefold() for one in sample.prompts) == ["hello", "one", "two"]
+    assert (sample.n_read, sample.dropped) == (12, {"duplicate": 9})
+    assert len({one.prompt.prompt_id for one in sample.prompts}) == 3
+
+
 def test_a_chat_keeps_its_system_message_and_drops_later_parts_and_flagged_rows():
     """The system message goes with the prompt; parts after the first and marked rows are counted out."""
     turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
@@ -186,6 +207,24 @@ def test_a_swebench_instance_counts_once():
     rows = [("", {"instance_id": "a-1", "problem_statement": text}) for text in ("Bug.", "Bug, edited.")]
     sample = corpus_rules.sample(_manifest("swebench"), [*rows, *rows])
     assert (len(sample.prompts), sample.dropped) == (1, {"duplicate": 3})
+
+
+@given(texts=texts, limit=st.integers(1, 5), seed=st.integers())
+def test_a_limit_holds_few_texts_and_gives_what_sorting_all_would(texts, limit, seed):
+    """Ranking with a limit keeps at most twice as many texts and loses none that belongs."""
+    rows = [*_rows(texts), *_rows([text + " " for text in texts], 500), *_rows(map(str, range(40)), 1000)]
+    ranking = corpus_rules._Ranking(limit)
+    for _, row in random.Random(seed).sample(rows, len(rows)):
+        draft = corpus_rules._Draft(row["task_id"], row["prompt"], None, row["prompt"], False)
+        ranking.add(corpus_rules._rank(_manifest(), draft))
+        assert len(ranking._held) < 2 * limit
+    whole = corpus_rules._Ranking(None)
+    for _, row in rows:
+        draft = corpus_rules._Draft(row["task_id"], row["prompt"], None, row["prompt"], False)
+        whole.add(corpus_rules._rank(_manifest(), draft))
+    assert ranking.lowest() == whole.lowest()[:limit]
+    assert ranking.n_duplicates == whole.n_duplicates
+    assert ranking.n_over_limit == len(whole.lowest()) - limit
 
 
 def test_lone_surrogates_become_u_fffd_and_are_counted():

@@ -176,3 +176,24 @@ def test_real_sharegpt_that_is_cut_gives_user_turns_alone(tmp_path):
     for one in corpus.open_frozen("sharegpt", tmp_path).prompts:
         spoken = [turn for turn in turns[one.row_key] if turn["value"] == one.prompt.text]
         assert any(turn["from"] in ("human", "user") for turn in spoken)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "rows", "dropped"),
+    [
+        ("wildchat", "wildchat_1m_like.jsonl", 4, {"empty": 2, "redacted": 1}),
+        ("lmsys", "lmsys_chat_1m_like.jsonl", 3, {"duplicate": 1, "empty": 1, "redacted": 1}),
+        ("sharegpt", "sharegpt_stringified_turns.json", 2, {}),
+        ("swebench", "swebench_oracle_like.jsonl", 1, {}),
+    ],
+)
+def test_rows_in_the_schemas_of_the_hub_are_read(tmp_path, name, file, rows, dropped):
+    """Rows written by hand in each public schema, turns as JSON texts among them."""
+    lock = corpus.freeze(name, _shared("fixtures_synthetic") / file, tmp_path)
+    assert (lock.rows, lock.dropped) == (rows, dropped)
+
+
+def test_another_chat_set_is_not_taken_for_lmsys(tmp_path):
+    """A stand-in in its own schema is refused with the keys it has."""
+    with pytest.raises(DataError, match=r"unknown schema: .*found category, cluster, prompt, uid"):
+        corpus.freeze("lmsys", _shared("stand_in"), tmp_path)
