@@ -95,8 +95,13 @@ class Endpoint:
             return False
 
     def prompt_tokens(self, messages: list[dict[str, str]]) -> int | None:
-        """Tokens of a templated prompt by the server's own tokenizer; None when it cannot tell."""
-        found = self.answer("/tokenize", {"model": self.served_name, "messages": messages})
+        """Tokens of a templated prompt by the server's own tokenizer; None when it cannot tell.
+
+        Without a chat template, of the text that ``/v1/completions`` gets in its place.
+        """
+        plain = {"model": self.served_name, "prompt": "\n\n".join(one["content"] for one in messages)}
+        templated = {"model": self.served_name, "messages": messages}
+        found = self.answer("/tokenize", templated) or self.answer("/tokenize", plain)
         count = found.get("count") if isinstance(found, dict) else None
         return count if isinstance(count, int) else None
 

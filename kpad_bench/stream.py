@@ -197,7 +197,7 @@ def pass_doubts(trace: PassTrace) -> list[str]:
             "its context; lower max_tokens or raise max_model_len"
         )
     if trace.ran_out_of_fillers:
-        found.append(f"the {len(trace.fillers)} fillers ran out before the last measured request ended")
+        found.append(f"fillers ran out after {len(trace.fillers)}, before the last measured request ended")
     return found
 
 

@@ -273,7 +273,7 @@ def test_too_few_fillers_are_told(tmp_path):
     trace, _ = driven(tmp_path, ["ok", "wait"], concurrency=2, fillers=prompts("ok", "release"))
     assert kinds(trace) == [None, None]
     assert [filler.is_ok for filler in trace.fillers] == [True, True]
-    assert pass_doubts(trace) == ["the 2 fillers ran out before the last measured request ended"]
+    assert pass_doubts(trace) == ["fillers ran out after 2, before the last measured request ended"]
 
 
 def test_fillers_are_not_judged(tmp_path):

@@ -10,6 +10,10 @@ from fake_vllm.options import Options
 from fake_vllm.stream import error
 
 TEMPLATE_TOKENS = 5  #: what the invented chat template adds to each message
+NO_TEMPLATE = (
+    "As of transformers v4.44, default chat template is no longer allowed, so you must provide a chat "
+    "template if the tokenizer does not define one."
+)
 
 
 class Refused(Exception):

@@ -47,6 +47,7 @@ class Script:
     k_ignored: bool = False  #: the engine runs with K=4, whatever was asked for
     # answers
     error_400_all: str | None = None
+    no_chat_template: bool = False  #: every chat is refused, as for a base model
     stream_error_after_tokens: int | None = None
     drop_connection_after_tokens: int | None = None
     stall_after_tokens: int | None = None

@@ -17,7 +17,7 @@ from aiohttp import web
 from fake_vllm import logs, metrics
 from fake_vllm.boot import address_of
 from fake_vllm.engine import DEAD, NUM_BLOCKS, Engine, EngineError, Request
-from fake_vllm.intake import Refused, read_prompt, read_request, token_ids
+from fake_vllm.intake import NO_TEMPLATE, Refused, read_prompt, read_request, token_ids
 from fake_vllm.options import Options
 from fake_vllm.script import Script, record_call
 from fake_vllm.stream import Answer, Tokens, error, event
@@ -149,7 +149,7 @@ class Server:
     async def tokenize(self, request: web.Request) -> web.Response:
         """One token per word; the length of a templated prompt by the same rule as an answer's usage."""
         body = await request.json()
-        if self.told.no_tokenize:
+        if self.told.no_tokenize or (self.told.no_chat_template and "messages" in body):
             return web.json_response({"detail": "Not Found"}, status=404)
         ids = token_ids(*read_prompt(body, is_chat="messages" in body))
         answer = {"count": len(ids), "max_model_len": self.options.max_model_len}
@@ -171,8 +171,9 @@ class Server:
         if number == self.told.die_after_requests:
             os.kill(os.getpid(), signal.SIGKILL)
         try:
-            if self.told.error_400_all is not None:
-                raise Refused(error(self.told.error_400_all, 400))
+            no_template = NO_TEMPLATE if self.told.no_chat_template and is_chat else None
+            if refusal := self.told.error_400_all or no_template:
+                raise Refused(error(refusal, 400))
             request = read_request(body, self.name, self.options, self.told.tokens, is_chat=is_chat)
             request.loop_words = self.told.loop_words
             record_call(http.path, request.prompt)
