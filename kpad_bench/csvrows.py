@@ -19,8 +19,8 @@ from kpad_bench.schema import OK, STATUSES, Column
 REQUIRED = ("model", "corpus", "k", "output_tok_per_s")
 #: The published K sweep marks its own argmax; it is computed here, so the mark is passed over in silence.
 _PASSED_OVER = ("marked_best",)
-#: A line without an arm is about padded speculation; this one arm has no K.
-DEFAULT_ARM, NO_SPECULATION = "kpad", "van"
+#: A line without an arm is about padded speculation; these arms have no K.
+DEFAULT_ARM, NO_SPECULATION = "kpad", ("van", "van-v1")
 _BOOLS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -92,9 +92,9 @@ def _row(cells: dict[str, str], known: dict[str, Column], place: str) -> dict[st
             row[name] = _value(cells[name], column, place)
     if row["status"] not in STATUSES:
         raise DataError(f"{place}, column status: {row['status']!r} is none of {', '.join(STATUSES)}")
-    row["k"] = None if row["arm"] == NO_SPECULATION else row["k"]
+    row["k"] = None if row["arm"] in NO_SPECULATION else row["k"]
     needed = ["model", "corpus", "arm", "round", "repeat"]
-    needed += ["k"] if row["arm"] != NO_SPECULATION else []
+    needed += ["k"] if row["arm"] not in NO_SPECULATION else []
     needed += ["output_tok_per_s"] if row["status"] == OK else []
     for name in needed:
         if row[name] is None:

@@ -1,23 +1,27 @@
-"""Which trial rows may stand together, and what they say of each arm at each K.
+"""Which trial rows may stand together, laid out by model and corpus as blocks x arms.
 
 Takes rows from wherever, refuses what is not comparable, averages nothing over a difference in silence.
-Chooses no K. Imported by ``reduce`` alone: pandas is slow to load.
+Chooses no K. Works on whole columns, never row by row: a year of nights is a million rows. Imported by
+``reduce`` alone: pandas is slow to load.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
+from kpad_bench.blocks import Cell
+from kpad_bench.csvrows import NO_SPECULATION
 from kpad_bench.errors import DataError, UsageError
+from kpad_bench.layout import lay_out, ranked
 from kpad_bench.rows import PLACE
 from kpad_bench.schema import MUST_MATCH, OK, STATUSES, TRIALS
 
-VAN = "van"
 #: Trials of one model and corpus are comparable only where all of these agree.
 COMPARABLE = (
     *MUST_MATCH,
@@ -28,59 +32,22 @@ COMPARABLE = (
 SAME_CELL = ("cell_id", "cache_state")
 _NIGHT = ("sweep", "run_id")
 _GROUP = ("model", "corpus", "arm", "k")
+_FLOATS = (
+    *("output_tok_per_s", "steady_output_tok_per_s", "acceptance_length", "step_time_mean"),
+    *("full_share_decode", "full_share"),
+)
 _READ = (
     *_NIGHT,
     *_GROUP,
-    *("trial_id", "round", "repeat", "status", "reason", "warnings"),
-    *("output_tok_per_s", "full_share_decode", "full_share_reason", "runner"),
+    *("trial_id", "round", "repeat", "is_sentinel", "design", "status", "reason", "warnings"),
+    *_FLOATS,
+    *("full_share_reason", "runner"),
     *SAME_CELL,
     *COMPARABLE,
 )
 #: The columns of the trials table that a best-K table is made from.
 COLUMNS = tuple(column for column in TRIALS if column.name in _READ)
 _DEFAULTS: dict[str, Any] = {"arm": "kpad", "status": OK, "round": 1}
-_NUMBERS: dict[str, Any] = {
-    "k": "Int64",
-    "round": "Int64",
-    "output_tok_per_s": "float64",
-    "full_share_decode": "float64",
-}
-
-
-@dataclass
-class ArmAtK:
-    """What is known of one arm at one K on one model and corpus."""
-
-    name: str
-    k: int  # 0: no speculation
-    #: (sweep, run_id, round) -> output tokens per second, repeats averaged.
-    rounds: dict[tuple[Any, ...], float] = field(default_factory=dict)
-    n_ok: int = 0
-    failures: list[str] = field(default_factory=list)
-    full_share: float | None = None
-    full_share_reasons: set[str] = field(default_factory=set)
-    runners: set[str] = field(default_factory=set)
-    warnings: set[str] = field(default_factory=set)
-
-    @property
-    def label(self) -> str:
-        """The arm as the command line writes it."""
-        return f"{self.name}@{self.k}" if self.k else self.name
-
-    @property
-    def mean(self) -> float | None:
-        """Mean over rounds, output tokens per second; None without an ok trial."""
-        return math.fsum(self.rounds.values()) / len(self.rounds) if self.rounds else None
-
-    @property
-    def why_failed(self) -> str:
-        """Every reason for which a trial does not count, once."""
-        return ", ".join(sorted(set(self.failures)))
-
-    @property
-    def runs(self) -> set[tuple[Any, ...]]:
-        """The runs that its ok trials are from."""
-        return {key[:-1] for key in self.rounds}
 
 
 def each_once(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
@@ -92,7 +59,7 @@ def each_once(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     again = frame[frame.duplicated(keys, keep=False)]
     if again.empty:
         return frame, []
-    for _, group in again.groupby(keys, dropna=False, sort=False):
+    for _, group in again.groupby(keys, dropna=False, sort=False, observed=True):
         first, *others = plain_rows(group)
         for other in others:
             differs = [name for name in first if name != PLACE and first[name] != other[name]]
@@ -110,31 +77,24 @@ def each_once(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 
 def pool(
     rows: pd.DataFrame, candidates: Collection[str], baselines: Collection[str], allowed: Collection[str]
-) -> dict[tuple[str, str], list[ArmAtK]]:
+) -> dict[tuple[str, str], Cell]:
     """What is known of these arms at every K, by (model, corpus), all sorted.
 
-    ``allowed`` names columns of ``COMPARABLE`` or ``SAME_CELL`` in which pooled trials may differ. Raises
-    UsageError where others differ or a candidate has no trial, DataError for rows that cannot be.
+    Sentinels are no part of it. ``allowed`` names columns of ``COMPARABLE`` or ``SAME_CELL`` in which
+    pooled trials may differ. Raises UsageError where others differ or a candidate has no trial, DataError
+    for rows that cannot be.
     """
     trials = _completed(rows, {*candidates, *baselines})
-    present = sorted(trials["arm"].unique())
+    is_compared = ~trials["is_sentinel"]
+    present = sorted(trials.loc[is_compared, "arm"].unique())
     absent = [name for name in candidates if name not in present]
     if absent:
-        raise UsageError(f"no trials of arm {', '.join(absent)}; there are: {', '.join(present)}")
-    trials = trials[trials["arm"].isin([*candidates, *baselines])]
-    counts = (trials["status"] == OK) & trials["output_tok_per_s"].notna()
-    _refuse_mixed(trials[counts], allowed)
-    keys: dict[Any, int] = trials.groupby(list(_GROUP)).size().to_dict()
-    known = {key: ArmAtK(*key[2:]) for key in sorted(keys)}
-    _add_speeds(known, trials[counts])
-    _add_doubts(known, trials[counts])
-    for row in plain_rows(trials.loc[~counts, [*_GROUP, "status", "reason"]]):
-        why = "no throughput" if row["status"] == OK else row["reason"] or row["status"]
-        known[_key(row)].failures.append(why)
-    cells: dict[tuple[str, str], list[ArmAtK]] = {}
-    for (model, corpus, *_), arm in known.items():
-        cells.setdefault((model, corpus), []).append(arm)
-    return cells
+        there = ", ".join(present) or "none (only sentinels)"
+        raise UsageError(f"no trials of arm {', '.join(absent)}; there are: {there}")
+    trials = trials[is_compared & trials["arm"].isin([*candidates, *baselines])]
+    counts = ((trials["status"] == OK) & trials["output_tok_per_s"].notna()).to_numpy(bool)
+    _refuse_mixed(trials, counts, allowed)
+    return lay_out(trials, counts)
 
 
 def plain_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
@@ -154,10 +114,6 @@ def _shown(value: Any) -> str:
     return "null" if value is None else str(value)
 
 
-def _key(row: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(row[name] for name in _GROUP)
-
-
 def _completed(rows: pd.DataFrame, used: Collection[str]) -> pd.DataFrame:
     """Rows with every column that is used, of the right type; K is 0 where there is no speculation.
 
@@ -166,30 +122,65 @@ def _completed(rows: pd.DataFrame, used: Collection[str]) -> pd.DataFrame:
     missing = [name for name in ("model", "corpus", "k", "output_tok_per_s") if name not in rows]
     if missing:
         raise UsageError(f"rows without a column {', '.join(missing)}")
-    frame = rows.reindex(columns=[*_READ, PLACE]).reset_index(drop=True)
-    for name, value in _DEFAULTS.items():
-        if name not in rows:
-            frame[name] = value
-    for name, dtype in _NUMBERS.items():
-        try:
-            frame[name] = pd.to_numeric(frame[name]).astype(dtype)
-        except (ValueError, TypeError) as error:
-            raise DataError(f"column {name}: {error}") from error
-    frame.loc[frame["arm"] == VAN, "k"] = 0
-    frame["k"] = frame["k"].fillna(-1).astype("int64")
-    frame[list(_NIGHT)] = frame[list(_NIGHT)].astype("object").fillna("")  # NaN is unlike itself in a key
+    kinds = {column.name: column.kind for column in COLUMNS} | {PLACE: "str"}
+    frame = pd.DataFrame(
+        {name: _completed_column(rows, name, kind) for name, kind in kinds.items()}, copy=False
+    )
+    frame.loc[frame["arm"].isin(NO_SPECULATION), "k"] = 0
     _refuse_impossible(frame, used)
     return frame
 
 
+def _completed_column(rows: pd.DataFrame, name: str, kind: str) -> pd.Series[Any]:
+    if name not in rows:
+        rows = pd.DataFrame({name: [_DEFAULTS.get(name)]}).take(np.zeros(len(rows), int))
+    column = rows[name].reset_index(drop=True)
+    if kind == "strs":
+        return column if isinstance(column.dtype, pd.CategoricalDtype) else _as_category(column.map(_tuple))
+    if kind == "str":
+        column = column if isinstance(column.dtype, pd.CategoricalDtype) else _as_category(column)
+        return _without_null(column) if name in _NIGHT else column
+    if kind == "bool":
+        return column.astype("boolean").fillna(value=False).astype(bool)
+    try:
+        column = column if pd.api.types.is_numeric_dtype(column) else pd.to_numeric(column)
+        if name in _FLOATS:
+            return column.astype("float64")
+        if name in ("k", "round"):  # a K that is null is none; the round of a row without one is the first
+            return column.astype("Int64").fillna(-1 if name == "k" else 1).astype("int64")
+    except (ValueError, TypeError) as error:
+        raise DataError(f"column {name}: {error}") from error
+    return column
+
+
+def _as_category(column: pd.Series[Any]) -> pd.Series[Any]:
+    codes, values = pd.factorize(column.astype("object"))
+    categories = pd.Index(values, tupleize_cols=False)
+    return pd.Series(pd.Categorical.from_codes(codes, categories=categories))
+
+
+def _tuple(value: Any) -> tuple[str, ...] | None:
+    return tuple(value) if hasattr(value, "__len__") and len(value) else None
+
+
+def _without_null(column: pd.Series[Any]) -> pd.Series[Any]:
+    """Rows that name no run are of one run without a name."""
+    if not column.hasnans:
+        return column
+    if "" not in column.cat.categories:
+        column = column.cat.add_categories([""])
+    return column.fillna("")
+
+
 def _refuse_impossible(frame: pd.DataFrame, used: Collection[str]) -> None:
     speed = frame["output_tok_per_s"]
+    has_k = frame["arm"].isin([name for name in used if name not in NO_SPECULATION])
     impossible = {
         "model": frame["model"].isna(),
         "corpus": frame["corpus"].isna(),
         "arm": frame["arm"].isna(),
         "status": ~frame["status"].isin(STATUSES),
-        "k": frame["arm"].isin([*used]) & (frame["arm"] != VAN) & (frame["k"] <= 0),
+        "k": has_k & (frame["k"] <= 0),
         "output_tok_per_s": (frame["status"] == OK) & speed.notna() & ~speed.between(0, math.inf, "neither"),
     }
     for name, bad in impossible.items():
@@ -201,20 +192,29 @@ def _refuse_impossible(frame: pd.DataFrame, used: Collection[str]) -> None:
             )
 
 
-def _refuse_mixed(ok: pd.DataFrame, allowed: Collection[str]) -> None:
-    """Raise UsageError where trials that would be pooled differ in what must be the same."""
+def _refuse_mixed(trials: pd.DataFrame, counts: NDArray[np.bool_], allowed: Collection[str]) -> None:
+    """Raise UsageError where trials that count and would be pooled differ in what must be the same."""
     unknown = sorted(set(allowed) - {*COMPARABLE, *SAME_CELL})
     if unknown:
         raise UsageError(f"{', '.join(unknown)}: choose from {', '.join((*COMPARABLE, *SAME_CELL))}")
     # An allowed difference is part of a cell's id too: then the id says nothing more.
     same_cell = [name for name in SAME_CELL if not (allowed and name == "cell_id")]
-    for keys, checked in ((_GROUP[:2], COMPARABLE), (_GROUP, same_cell)):
+    for keys, columns in ((_GROUP[:2], COMPARABLE), (_GROUP, same_cell)):
+        checked = [name for name in columns if name not in allowed]
+        group, groups = ranked(trials, keys)
+        some = np.zeros(len(groups), np.int64)  # a trial of each group that counts
+        some[group[counts]] = np.flatnonzero(counts)
         for name in checked:
-            if name in allowed or ok[name].nunique(dropna=False) <= 1:
-                continue
-            n_values = ok.groupby(list(keys))[name].nunique(dropna=False)
-            if (n_values > 1).any():
-                _raise_mixed(ok, keys, n_values.idxmax(), [n for n in checked if n not in allowed])
+            values = _codes(trials[name])
+            differs = counts & (values != values[some[group]])
+            if differs.any():
+                _raise_mixed(trials[counts], keys, groups[int(group[differs].min())], checked)
+
+
+def _codes(column: pd.Series[Any]) -> NDArray[np.int64]:
+    """Numbers that are equal where the values are, null being a value."""
+    is_category = isinstance(column.dtype, pd.CategoricalDtype)
+    return np.asarray(column.cat.codes if is_category else pd.factorize(column)[0], dtype=np.int64)
 
 
 def _raise_mixed(ok: pd.DataFrame, keys: Sequence[str], cell: Any, checked: Sequence[str]) -> None:
@@ -232,28 +232,3 @@ def _raise_mixed(ok: pd.DataFrame, keys: Sequence[str], cell: Any, checked: Sequ
         f"{'; '.join(f'{name} is {values}' for name, values in differing.items())}. "
         f"Reduce them apart, or allow it by name: --allow-mixed {','.join(differing)}"
     )
-
-
-def _add_speeds(known: dict[tuple[Any, ...], ArmAtK], ok: pd.DataFrame) -> None:
-    sizes: dict[Any, int] = ok.groupby(list(_GROUP)).size().to_dict()
-    for key, n_ok in sizes.items():
-        known[key].n_ok = n_ok
-    # Repeats inside a boot share its luck: averaged, they are one value. Sorted: a sum depends on its order.
-    rounds = ok.sort_values("output_tok_per_s").groupby([*_GROUP, *_NIGHT, "round"], dropna=False)
-    means: dict[Any, float] = rounds["output_tok_per_s"].mean().to_dict()
-    for key, mean in means.items():
-        known[key[: len(_GROUP)]].rounds[key[len(_GROUP) :]] = mean
-
-
-def _add_doubts(known: dict[tuple[Any, ...], ArmAtK], ok: pd.DataFrame) -> None:
-    shares: dict[Any, float] = ok.groupby(list(_GROUP))["full_share_decode"].min().dropna().to_dict()
-    for key, share in shares.items():
-        known[key].full_share = share
-    uncounted = ok[ok["full_share_decode"].isna() & ok["full_share_reason"].notna()]
-    for row in plain_rows(uncounted[[*_GROUP, "full_share_reason"]].drop_duplicates()):
-        known[_key(row)].full_share_reasons.add(row["full_share_reason"])
-    for row in plain_rows(ok.loc[ok["runner"].notna(), [*_GROUP, "runner"]].drop_duplicates()):
-        known[_key(row)].runners.add(row["runner"])
-    warned = ok.loc[ok["warnings"].notna(), [*_GROUP, "warnings"]]
-    for row in plain_rows(warned[warned["warnings"].map(len).astype(bool)]):
-        known[_key(row)].warnings.update(row["warnings"])

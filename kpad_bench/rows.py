@@ -6,6 +6,7 @@ Finds and reads files. What the rows mean, and which of them may be pooled, is n
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +23,8 @@ _N_NAMED = 4
 
 
 class Rows(NamedTuple):
-    """Trial rows as an Arrow table (the columns asked for, and ``place``), and doubts about the reading."""
+    """Trial rows as an Arrow table (the columns asked for, and ``place``; text as dictionaries), and doubts
+    about the reading."""
 
     table: pa.Table
     notes: list[str]
@@ -41,24 +43,27 @@ def read_rows(paths: Iterable[Path], columns: Sequence[Column]) -> Rows:
             tables.append(read)
     if not tables or not sum(table.num_rows for table in tables):
         raise DataError(f"{', '.join(map(str, paths)) or 'no path'}: no trials there yet")
-    return Rows(pa.concat_tables(tables), notes)
+    return Rows(pa.concat_tables(tables).unify_dictionaries(), notes)
 
 
 def _read(path: Path, columns: Sequence[Column], notes: list[str]) -> Iterator[pa.Table]:
     if not path.exists():
         raise UsageError(f"{path}: no such file or folder")
     if path.is_dir():
-        for run in _runs(path, notes):
-            table, problems = arrow.run_table(run, "trials", columns)
-            notes += [f"left out: {problem}" for problem in problems]
-            yield _placed(table, [str(run)] * table.num_rows)
+        runs = _runs(path, notes)
+        with ThreadPoolExecutor() as pool:
+            read = pool.map(lambda run: arrow.run_table(run, "trials", columns, is_encoded=True), runs)
+            for run, (table, problems) in zip(runs, read, strict=True):
+                notes += [f"left out: {problem}" for problem in problems]
+                yield _placed(table, [str(run)], pa.repeat(0, table.num_rows))
     elif path.suffix == ".parquet":
-        table = arrow.read_table(path, columns)
-        yield _placed(table, [str(path)] * table.num_rows)
+        table = arrow.read_table(path, columns, is_encoded=True)
+        yield _placed(table, [str(path)], pa.repeat(0, table.num_rows))
     else:
         found = read_long_csv(path, columns)
         notes += [f"{path}: column {', '.join(found.unread)} not read"] if found.unread else []
-        yield _placed(arrow.to_table(found.rows, columns), found.places)
+        table = arrow.encoded(arrow.to_table(found.rows, columns), columns)
+        yield _placed(table, found.places, pa.array(range(table.num_rows)))
 
 
 def _runs(folder: Path, notes: list[str]) -> list[Path]:
@@ -77,6 +82,8 @@ def _runs(folder: Path, notes: list[str]) -> list[Path]:
     return runs
 
 
-def _placed(table: pa.Table, places: list[str]) -> pa.Table:
+def _placed(table: pa.Table, places: list[str], place_of: pa.Array) -> pa.Table:
+    """With a column that says which of these places each row is from."""
     shown = [place.encode("utf-8", "replace").decode() for place in places]  # a path may be no UTF-8
-    return table.append_column(PLACE, pa.array(shown, pa.string()))
+    column = pa.DictionaryArray.from_arrays(place_of.cast(pa.int32()), pa.array(shown, pa.string()))
+    return table.append_column(PLACE, column)

@@ -20,11 +20,23 @@ from kpad_bench.schema import BEST_K, names
 FORMATS = ("table", "md", "csv", "json", "parquet")
 WIDTH = 100
 _NOTHING = "-"
-_LEGEND = (
-    "lead: over the next best K. tied: Ks not shown to be worse than the best. sure: established by "
-    "measurement. pick: the K to run. risk: what the pick may lose. van, suf: tok/s without speculation, "
-    "and with unpadded suffix decoding at K=32. gain: over the best baseline measured."
-)
+_LEGEND = {
+    "±": "half of the 95 % interval of tok/s",
+    "95 %": "interval of tok/s",
+    "lead": "over the next best K",
+    "tied": "Ks not shown to be worse than the best",
+    "sure": "established by measurement; small: established, but too small a lead to matter",
+    "pick": "the K to run",
+    "risk": "what the pick may lose",
+    "van": "tok/s without speculation",
+    "suf": "tok/s of unpadded suffix decoding at K=32",
+    "vs van": "gain over no speculation",
+    "vs suf": "gain over unpadded suffix decoding at K=32",
+    "vs best": "gain over the best baseline measured, unpadded suffix at other Ks among them",
+}
+_UNSURE = "~: the interval of a gain reaches zero"
+#: What a line of text can do without, the first first, where it would be longer than WIDTH.
+_CAN_GO = ("vs van", "lead", "vs suf", "vs best", "±")
 
 
 class Note(NamedTuple):
@@ -39,12 +51,17 @@ class _View(NamedTuple):
     show: Callable[[Mapping[str, Any]], str]
 
 
-def render(rows: Sequence[Mapping[str, Any]], notes: Sequence[Note], output_format: str) -> str | bytes:
-    """The table in one of ``FORMATS``; bytes for parquet. Raises UsageError for another format."""
+def render(
+    rows: Sequence[Mapping[str, Any]], summary: Sequence[str], notes: Sequence[Note], output_format: str
+) -> str | bytes:
+    """The table in one of ``FORMATS``; bytes for parquet. Raises UsageError for another format.
+
+    ``summary`` are sentences about the whole table; people's formats have them below it.
+    """
     if output_format == "table":
-        return _plain(rows, notes)
+        return _plain(rows, summary, notes)
     if output_format == "md":
-        return _markdown(rows, notes)
+        return _markdown(rows, summary, notes)
     if output_format == "csv":
         return _csv(rows)
     if output_format == "json":
@@ -59,13 +76,15 @@ def numbered(notes: Sequence[Note]) -> list[str]:
     return [f"{number}. {_printable(note.text)}" for number, note in enumerate(notes, 1)]
 
 
-def _plain(rows: Sequence[Mapping[str, Any]], notes: Sequence[Note]) -> str:
+def _plain(rows: Sequence[Mapping[str, Any]], summary: Sequence[str], notes: Sequence[Note]) -> str:
     """Rows under a line with their model: model names are long, and 100 columns are few."""
-    views = _views(rows)
-    cells = [["model / corpus", *(view.title for view in views), "notes" if notes else ""]]
-    for position, row in enumerate(rows):
-        marks = _marks(position, notes)
-        cells.append([f"  {_printable(row['corpus'])}", *(view.show(row) for view in views), marks])
+    views, gone = _views(rows), []
+    cells = _cells(rows, views, notes)
+    for title in _CAN_GO:
+        if _width(cells) > WIDTH and any(view.title == title for view in views):
+            gone.append(title)
+            views = [view for view in views if view.title != title]
+            cells = _cells(rows, views, notes)
     widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
     lines, model = [_aligned(cells[0], widths)], None
     for row, line in zip(rows, cells[1:], strict=True):
@@ -73,10 +92,32 @@ def _plain(rows: Sequence[Mapping[str, Any]], notes: Sequence[Note]) -> str:
             model = row["model"]
             lines.append(_printable(model))
         lines.append(_aligned(line, widths))
-    lines += ["", *textwrap.wrap(_LEGEND, WIDTH)]
+    left_out = [f"Left out for want of width: {', '.join(gone)}; --format md has all."] if gone else []
+    for text in (*summary, " ".join([_legend(views, cells), *left_out])):
+        lines += ["", *textwrap.wrap(text, WIDTH)]
+    lines += [""] if notes else []
     for text in numbered(notes):
         lines += textwrap.wrap(text, WIDTH, subsequent_indent="   ", break_long_words=False)
     return "\n".join(lines) + "\n"
+
+
+def _cells(
+    rows: Sequence[Mapping[str, Any]], views: Sequence[_View], notes: Sequence[Note]
+) -> list[list[str]]:
+    cells = [["model / corpus", *(view.title for view in views), "notes" if notes else ""]]
+    for row, marks in zip(rows, _marks(len(rows), notes), strict=True):
+        cells.append([f"  {_printable(row['corpus'])}", *(view.show(row) for view in views), marks])
+    return cells
+
+
+def _width(cells: Sequence[Sequence[str]]) -> int:
+    return sum(max(len(line[i]) for line in cells) + 2 for i in range(len(cells[0]))) - 2
+
+
+def _legend(views: Sequence[_View], cells: Sequence[Sequence[str]]) -> str:
+    texts = [f"{view.title}: {_LEGEND[view.title]}" for view in views if view.title in _LEGEND]
+    texts += [_UNSURE] if any(cell.startswith("~") for line in cells for cell in line) else []
+    return ". ".join(texts) + "."
 
 
 def _aligned(line: Sequence[str], widths: Sequence[int]) -> str:
@@ -85,17 +126,18 @@ def _aligned(line: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join([line[0].ljust(widths[0]), *figures, line[-1]]).rstrip()
 
 
-def _markdown(rows: Sequence[Mapping[str, Any]], notes: Sequence[Note]) -> str:
-    views = _views(rows)
+def _markdown(rows: Sequence[Mapping[str, Any]], summary: Sequence[str], notes: Sequence[Note]) -> str:
+    views = _views(rows, is_wide=True)
     titles = ["model", "corpus", *(view.title for view in views), *(["notes"] if notes else [])]
     rule = ["---", "---", *("--:" for _ in views), *(["---"] if notes else [])]
     lines = [titles, rule]
-    for position, row in enumerate(rows):
-        marks = [_marks(position, notes)] if notes else []
+    for row, marks in zip(rows, _marks(len(rows), notes), strict=True):
         cells = [_printable(row["model"]), _printable(row["corpus"]), *(view.show(row) for view in views)]
-        lines.append([cell.replace("|", r"\|") for cell in (*cells, *marks)])
+        cells += [marks] if notes else []
+        lines.append([cell.replace("|", r"\|") for cell in cells])
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return "\n".join([table, "", _LEGEND, *(["", *numbered(notes)] if notes else [])]) + "\n"
+    parts = [table, *summary, _legend(views, lines)]
+    return "\n\n".join([*parts, *(["\n".join(numbered(notes))] if notes else [])]) + "\n"
 
 
 def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -118,29 +160,77 @@ def _csv_value(value: Any) -> str:
     return str(value)
 
 
-def _views(rows: Sequence[Mapping[str, Any]]) -> list[_View]:
-    """The columns people see; baselines only where some row has them, the arm where there are several."""
+def _views(rows: Sequence[Mapping[str, Any]], *, is_wide: bool = False) -> list[_View]:
+    """The columns people see, of those about which some row knows something; the arm where there are several.
+
+    The wide form has intervals in full, and the throughputs of the baselines.
+    """
     views = [
         _View("best K", lambda row: _text(row["best_k"])),
         _View("tok/s", lambda row: _speed(row["output_tok_per_s"])),
+        _View("95 %", _interval) if is_wide else _View("±", _half_width),
         _View("lead", lambda row: _percent(row["margin_pct"])),
         _View("tied", lambda row: ",".join(map(str, row["tie_set"] or [])) or _NOTHING),
-        _View("sure", lambda row: "yes" if row["established"] else "no"),
+        _View("sure", _sure),
         _View("pick", lambda row: _text(row["pick_k"])),
         _View("risk", lambda row: _percent(row["regret_pct"])),
+        *(_speed_view(title) for title in ("van", "suf") if is_wide),
+        *(_gain_view(title, name, is_wide=is_wide) for title, name in _GAINS.items()),
     ]
-    for title, name in (("van", "van_tok_per_s"), ("suf", "suf_tok_per_s")):
-        if any(row[name] is not None for row in rows):
-            views.append(_View(title, lambda row, name=name: _speed(row[name])))  # type: ignore[misc]
-    if any(row["vs_best_baseline_pct"] is not None for row in rows):
-        views.append(_View("gain", lambda row: _percent(row["vs_best_baseline_pct"], "+")))
     if len({row["arm"] for row in rows}) > 1:
         views.insert(0, _View("arm", lambda row: _printable(row["arm"])))
-    return views
+    always = ("arm", "best K", "tok/s", "lead", "tied", "sure", "pick", "risk")
+    known = [view for view in views if view.title in always or any(view.show(r) != _NOTHING for r in rows)]
+    return known if _tells_more(rows) else [view for view in known if view.title != "vs best"]
 
 
-def _marks(position: int, notes: Sequence[Note]) -> str:
-    return " ".join(str(number) for number, note in enumerate(notes, 1) if position in note.rows)
+_GAINS = {"vs van": "vs_van", "vs suf": "vs_suf", "vs best": "vs_best_baseline"}
+
+
+def _tells_more(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the best baseline of some row is another than van and suf, which have columns."""
+    return any(
+        row["vs_best_baseline_pct"] not in (row["vs_van_pct"], row["vs_suf_pct"], None) for row in rows
+    )
+
+
+def _speed_view(title: str) -> _View:
+    return _View(title, lambda row: _speed(row[f"{title}_tok_per_s"]))
+
+
+def _gain_view(title: str, name: str, *, is_wide: bool) -> _View:
+    def show(row: Mapping[str, Any]) -> str:
+        pct, low, high = (row[f"{name}_{part}"] for part in ("pct", "low_pct", "high_pct"))
+        is_unsure = low is not None and low <= 0 <= high
+        text = f"{'~' if is_unsure else ''}{_percent(pct, '+')}"
+        return f"{text} ({low:+.1f}..{high:+.1f})" if is_wide and low is not None else text
+
+    return _View(title, show)
+
+
+def _sure(row: Mapping[str, Any]) -> str:
+    if not row["established"]:
+        return "no"
+    return "yes" if row["relevant"] else "small"
+
+
+def _half_width(row: Mapping[str, Any]) -> str:
+    if row["ci_low"] is None:
+        return _NOTHING
+    return f"{50 * (row['ci_high'] - row['ci_low']) / row['output_tok_per_s']:.1f}%"
+
+
+def _interval(row: Mapping[str, Any]) -> str:
+    return _NOTHING if row["ci_low"] is None else f"{_speed(row['ci_low'])}..{_speed(row['ci_high'])}"
+
+
+def _marks(n_rows: int, notes: Sequence[Note]) -> list[str]:
+    """The numbers of the notes of each row."""
+    marks: list[list[str]] = [[] for _ in range(n_rows)]
+    for number, note in enumerate(notes, 1):
+        for position in note.rows:
+            marks[position].append(str(number))
+    return [" ".join(numbers) for numbers in marks]
 
 
 def _text(value: Any) -> str:

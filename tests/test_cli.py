@@ -388,7 +388,7 @@ CSV = "model,corpus,k,output_tok_per_s\nmödel,humaneval,4,10\nmödel,humaneval,
         ),
         (">/dev/full", 4, "kpad-bench: stdout: No space left on device; the result is not whole"),
         (">/dev/null 2>&-", 0, ""),
-        (">/dev/null <&-", 0, "1. one trial per K"),
+        (">/dev/null <&-", 0, "1. one trial, not established"),
     ],
 )
 def test_streams_that_are_closed_or_full(tmp_path, redirect, code, said):
@@ -424,10 +424,10 @@ def test_doubts_about_data_go_to_stderr(run, tmp_path):
     (tmp_path / "rows.csv").write_text(CSV, encoding="utf-8")
     for output_format in ("csv", "json"):
         _, out, err = run("reduce", "rows.csv", "--format", output_format)
-        assert "nothing is established" in err
-        assert "nothing is established" not in out
+        assert "one trial, not established" in err
+        assert "one trial, not established" not in out
     _, out, err = run("reduce", "rows.csv")
-    assert ("nothing is established" in " ".join(out.split()), err) == (True, "")
+    assert ("one trial, not established" in " ".join(out.split()), err) == (True, "")
 
 
 def test_no_candidate_at_all_is_refused(run, tmp_path):

@@ -93,7 +93,7 @@ def test_published_ties_under_the_assumed_variation():
 def test_one_trial_per_k_is_said_in_plain_words():
     """The table says once that nothing is established, and what that means."""
     text = "\n".join(footnotes(published()))
-    assert text.count("one trial per K: nothing is established") == 1
+    assert text.count("one trial, not established: one run per K cannot rank Ks") == 1
     assert "1.2 %" in text
     assert "3.6 %" in text
 
@@ -124,8 +124,9 @@ def test_json_is_a_list_of_best_k_rows():
     rows = json.loads(render(best_k(load_rows(GOLDEN / "small.csv")), "json"))
     assert all(tuple(row) == names(BEST_K) for row in rows)
     assert {type(row["established"]) for row in rows} == {bool}
-    assert [row["tie_set"] for row in rows] == [[6, 8], [4], [], [8]]
-    assert rows[2]["best_k"] is None
+    assert [row["tie_set"] for row in rows] == [[6, 8], [4], [8], [], [8]]
+    assert [row["established"] for row in rows] == [False, False, True, False, False]
+    assert rows[3]["best_k"] is None
 
 
 def test_parquet_holds_the_declared_columns(tmp_path):
@@ -134,7 +135,7 @@ def test_parquet_holds_the_declared_columns(tmp_path):
     (tmp_path / "best.parquet").write_bytes(render(table, "parquet"))
     read = pq.read_table(tmp_path / "best.parquet")
     assert read.schema.equals(arrow.arrow_schema(BEST_K))
-    assert read["best_k"].to_pylist() == [6, 4, None, 8]
+    assert read["best_k"].to_pylist() == [6, 4, 8, None, 8]
 
 
 def test_text_that_steers_a_terminal_is_defused():
@@ -201,16 +202,18 @@ def test_a_cell_in_which_nothing_worked_keeps_its_row():
         (0.42, None, False, "full_share 0.42 < 0.9"),
         (0.0, None, False, "full_share 0.00 < 0.9"),
         (None, "no_graphs", True, None),  # the CPU has none, so there is nothing to doubt
-        (None, "not_counted", True, "share of FULL graphs is not known (not_counted)"),
+        (None, "not_counted", False, "full_share unknown (not_counted)"),
+        (None, None, True, None),  # rows that say nothing of graphs, like a CSV's
     ],
 )
 def test_a_padded_k_must_have_run_in_full_graphs(share, reason, is_eligible, word):
-    """A known low FULL share leaves a K out; an unknown one is a footnote unless there are no graphs."""
+    """A FULL share that is low, or unknown where there are graphs, leaves a K out with the reason."""
     more = {"full_share_decode": share, "full_share_reason": reason}
     row, text = only_row(frame(("kpad", 4, 1.0, {"full_share_decode": 1.0}), ("kpad", 8, 9.0, more)))
     assert (row["best_k"] == 8) == is_eligible
     assert word is None or word in text
-    assert word is not None or ("left out" not in text and "not known" not in text)
+    assert row["not_eligible"] == ([] if is_eligible else [f"8: {word}"])
+    assert word is not None or "left out" not in text
 
 
 def test_baselines_need_no_full_graphs():
@@ -233,19 +236,11 @@ def test_rounds_are_averaged_after_the_repeats_inside_each():
     assert (row["output_tok_per_s"], row["n_trials"]) == (30, 4)
 
 
-def test_several_rounds_say_that_intervals_are_missing():
-    """More trials than one per K are not called established before they are tested."""
-    rows = frame(*(("kpad", k, 100.0 * k, {"round": r}) for k in (4, 8) for r in (1, 2, 3)))
-    row, text = only_row(rows)
-    assert not row["established"]
-    assert pd.isna(row["ci_low"])
-    assert "intervals are not computed yet" in text
-
-
 def test_unequal_numbers_of_trials_are_a_footnote():
-    """Means over different rounds are compared, and said to be."""
-    _, text = only_row(frame(("kpad", 4, 1.0), ("kpad", 4, 1.0, {"round": 2}), ("kpad", 8, 2.0), round=1))
+    """Means over different rounds are compared, said to be, and establish nothing."""
+    row, text = only_row(frame(("kpad", 4, 1.0), ("kpad", 4, 1.0, {"round": 2}), ("kpad", 8, 2.0), round=1))
     assert "not every K was measured in every round (2 of K=4, 1 of K=8)" in text
+    assert (row["tie_basis"], row["established"], row["n_rounds"]) == ("assumed", False, 1)
 
 
 def test_warnings_of_a_trial_become_footnotes_of_its_row():
