@@ -15,6 +15,7 @@ from kpad_bench.counters import Deltas, delta, parse_samples, snapshot
 from kpad_bench.hostcpu import parse_cpu_list
 from kpad_bench.launch import shown_argv, shown_env
 from kpad_bench.loops import EDGE, long_answers, text_end
+from kpad_bench.metrics import sent_requests
 from kpad_bench.prompt import Prompt
 from kpad_bench.provenance import numa_nodes
 from kpad_bench.server import Server
@@ -22,6 +23,8 @@ from kpad_bench.steps import StepDeltas, front_end_deltas, step_deltas
 from kpad_bench.stream import PassTrace
 
 AnyServer = Server | AttachedServer
+#: The server books a request's last tokens shortly after it has sent them.
+SETTLE_S, TRY_S = 1.0, 0.05
 #: Tokenising the ends of a pass's answers may take this long, milliseconds each. More is not worth a column.
 ENDS_S = 5.0
 
@@ -40,6 +43,18 @@ def read(server: AnyServer) -> Reading:
     return Reading(
         server.endpoint.metrics(), server.endpoint.worker_call("kpad_status"), server.cpu_seconds()
     )
+
+
+def settled(server: AnyServer, before: Reading, trace: PassTrace) -> Reading:
+    """The counters once the server has booked every token that arrived, fillers' too; in the end what is."""
+    expected = sum(request.completion_tokens or 0 for request in sent_requests(trace))
+    deadline = time.monotonic() + SETTLE_S
+    while True:
+        after = read(server)
+        tokens = delta(snapshot(before.metrics), snapshot(after.metrics)).generation_tokens
+        if tokens is None or tokens >= expected or time.monotonic() > deadline:
+            return after
+        time.sleep(TRY_S)
 
 
 def deltas_of(before: Reading, after: Reading) -> tuple[Deltas, StepDeltas | None]:

@@ -16,7 +16,7 @@ from kpad_bench.cells import Cell
 from kpad_bench.config import Arm, Load, Resolved
 from kpad_bench.corpus import FrozenCorpus
 from kpad_bench.corpus_pins import truncation
-from kpad_bench.counters import counter_doubts, delta, snapshot
+from kpad_bench.counters import counter_doubts
 from kpad_bench.doubts import plan_doubts, row_doubts
 from kpad_bench.drive import Limits, Target, run, run_pass, with_endpoint
 from kpad_bench.drive import Progress as PassProgress
@@ -37,6 +37,7 @@ from kpad_bench.reading import (
     raw_files,
     read,
     server_columns,
+    settled,
     status_columns,
     text_ends,
     unfit_prompts,
@@ -47,8 +48,8 @@ from kpad_bench.stream import PassTrace
 from kpad_bench.verdict import Evidence, verdict
 from kpad_bench.warmup import WarmUp
 
-#: The server books a request's last tokens shortly after it has sent them; a dying one takes longer.
-SETTLE_S, DEATH_S, TRY_S = 1.0, 5.0, 0.05
+#: A dying server takes a moment to be gone.
+DEATH_S, TRY_S = 5.0, 0.05
 WARMUP_MAX_TOKENS = 64
 
 
@@ -107,7 +108,7 @@ class TrialRunner:
         before = read(server)
         self.progress.passing(trial)
         trace = self._pass(target, prompts, cell, fillers)
-        after = self._settled(server, before, trace)
+        after = settled(server, before, trace)
         outcome = self._judge(trial, server, trace, before, after)
         outcome["cache_state"] = cache_state
         mode = (after.status or [{}])[0].get("cudagraph_mode")
@@ -162,17 +163,6 @@ class TrialRunner:
             self.progress.tick(now.output_tok_per_s, now.n_done, len(prompts))
 
         return run(run_pass(target, prompts, cell.load, self._limits(cell), tick, fillers))
-
-    def _settled(self, server: AnyServer, before: Reading, trace: PassTrace) -> Reading:
-        """The counters once the server has booked the last request; what there is when it never does."""
-        expected = sum(request.completion_tokens or 0 for request in trace.requests)
-        deadline = time.monotonic() + SETTLE_S
-        while True:
-            after = read(server)
-            tokens = delta(snapshot(before.metrics), snapshot(after.metrics)).generation_tokens
-            if tokens is None or tokens >= expected or time.monotonic() > deadline:
-                return after
-            time.sleep(TRY_S)
 
     def _judge(
         self, trial: Trial, server: AnyServer, trace: PassTrace, before: Reading, after: Reading
