@@ -45,7 +45,8 @@ def split_rows(manifest: Manifest, source: HubSource) -> Iterator[dict[str, Any]
 
 def fetched_file(manifest: Manifest, source: HubSource) -> Path:
     """One file of a data set, downloaded once into the cache of ``huggingface_hub``."""
-    assert source.file is not None
+    if source.file is None:
+        raise HostError(f"corpus {manifest.name}: {manifest.how_to_get}")
     try:
         import huggingface_hub  # noqa: PLC0415 see above
 

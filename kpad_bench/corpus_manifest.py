@@ -14,8 +14,8 @@ from kpad_bench.errors import UsageError
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Revision = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
-#: What a chat template may add to a prompt, in tokens, where the tokenizer is not known. Templates of the
-#: models in configs/models.yaml add 3 to 40.
+#: What a chat template may add to a prompt, in tokens, where the tokenizer is not known: SmolLM2's adds 30,
+#: a default system message among them. Ample, since a template that adds more is found out only when named.
 TEMPLATE_TOKENS = 256
 
 

@@ -150,9 +150,7 @@ def test_repaired_text_and_missing_rows_are_doubts(tmp_path, unpinned):
 
 def test_the_mix_says_which_members_it_waits_for(tmp_path):
     """All that are missing, and the command for the first."""
-    with pytest.raises(
-        HostError, match=r"needs humaneval, lmsys, .* frozen .*corpora freeze humaneval"
-    ):
+    with pytest.raises(HostError, match=r"needs humaneval, lmsys, .* frozen .*corpora freeze humaneval"):
         corpus.freeze("mix", out=tmp_path)
 
 
