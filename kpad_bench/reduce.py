@@ -54,7 +54,7 @@ def _frame(table: pa.Table) -> pd.DataFrame:
         place, "warnings", pc.if_else(pc.equal(texts, ""), None, texts).dictionary_encode()
     )
     types = {pa.int64(): pd.Int64Dtype(), pa.bool_(): pd.BooleanDtype()}
-    frame: pd.DataFrame = table.to_pandas(types_mapper=types.get)
+    frame: pd.DataFrame = table.to_pandas(types_mapper=types.get, split_blocks=True)
     warnings = frame["warnings"].cat
     each = pd.Index([tuple(text.split(_BETWEEN)) for text in warnings.categories], tupleize_cols=False)
     frame["warnings"] = pd.Categorical.from_codes(warnings.codes, categories=each)

@@ -5,6 +5,7 @@ Finds and reads files. What the rows mean, and which of them may be pooled, is n
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +21,7 @@ from kpad_bench.schema import Column
 #: The column that says where a row was read.
 PLACE = "place"
 _N_NAMED = 4
+_N_THREADS = 4  # decoding is Arrow's, and lets other threads run
 
 
 class Rows(NamedTuple):
@@ -51,7 +53,7 @@ def _read(path: Path, columns: Sequence[Column], notes: list[str]) -> Iterator[p
         raise UsageError(f"{path}: no such file or folder")
     if path.is_dir():
         runs = _runs(path, notes)
-        with ThreadPoolExecutor() as pool:
+        with ThreadPoolExecutor(min(_N_THREADS, os.cpu_count() or 1)) as pool:
             read = pool.map(lambda run: arrow.run_table(run, "trials", columns, is_encoded=True), runs)
             for run, (table, problems) in zip(runs, read, strict=True):
                 notes += [f"left out: {problem}" for problem in problems]
