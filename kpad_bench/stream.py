@@ -163,19 +163,20 @@ class PassTrace:
     times from the last byte of a slot's answer to its next request.
     """
 
-    requests: list[RequestTrace]
+    # No repr of what is long: on its way out asyncio.run has the result's made, twice (signal.py of 3.11).
+    requests: list[RequestTrace] = field(repr=False)
     n_prompts: int
     concurrency: int
     endpoint: str
     start_ns: int
     end_ns: int
     client_cpu_s: float = 0.0
-    loop_lag_ns: Sequence[int] = ()
-    reissue_gaps_ns: Sequence[int] = ()
+    loop_lag_ns: Sequence[int] = field(default=(), repr=False)
+    reissue_gaps_ns: Sequence[int] = field(default=(), repr=False)
     n_retries: int = 0
     stopped_early: Stop | None = None
     max_tokens: int | None = None
-    fillers: Sequence[RequestTrace] = ()
+    fillers: Sequence[RequestTrace] = field(default=(), repr=False)
     ran_out_of_fillers: bool = False
 
 

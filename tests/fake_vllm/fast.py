@@ -4,7 +4,7 @@ For measuring clients: its truth is known. Every ``step_ns`` each open stream ge
 tokens, by one system call. A prompt says how long its answer is: ``request 17: answer 300 tokens``. Chunks
 have the keys and the HTTP framing of vLLM 0.32.
 
-``python fast.py [--uds PATH] [--cpu N]`` prints one JSON line: where it listens. ``POST /step`` with
+``python fast.py [--cpu N]`` prints one JSON line: ``{"port": n}``. ``POST /step`` with
 ``{"step_ns": n}`` sets the step and forgets what was; ``GET /truth`` tells of every request since, and of how
 late the steps were.
 """
@@ -34,7 +34,10 @@ from fake_vllm.stream import Answer, event
 SIZES = (1, 2, 5, 3, 1, 4)
 MODEL = "fast"
 #: Between so many sends it looks for new requests, so that their arrival is dated well.
-SENDS_PER_LOOK = 8
+SENDS_PER_LOOK = 2
+#: It does not sleep so long before a step, nor so long after one, when slots are issued anew: what a sleeping
+#: process needs to wake up (0.1 ms and more on a virtual machine) would look like the client's.
+AWAKE_BEFORE_NS, AWAKE_AFTER_NS = 300_000, 1_000_000
 _ASKED = re.compile(r"request (\d+): answer (\d+) tokens")
 HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
@@ -97,7 +100,10 @@ class Fast:
 
     def __init__(self, listener: socket.socket) -> None:
         self.listener = listener
+        self.links: dict[int, socket.socket] = {}
         self.buffers: dict[socket.socket, bytes] = {}
+        self.epoll = select.epoll()
+        self.epoll.register(listener, select.EPOLLIN)
         self.streams: list[Stream] = []
         self.set_step(2_500_000)
 
@@ -107,20 +113,26 @@ class Fast:
 
     def run(self) -> None:
         """Serve until killed."""
+        rested_ns = 0
         while True:
             now_ns = time.monotonic_ns()
-            if self.streams and now_ns >= self.due_ns:
+            if not self.streams:
+                self.rest(None)
+            elif now_ns >= self.due_ns:
                 self.late_ns.append(now_ns - self.due_ns)
                 self.step()
                 # A step that was missed is not made up for.
                 self.due_ns = max(self.due_ns + self.step_ns, time.monotonic_ns())
-            self.look((self.due_ns - time.monotonic_ns()) / 1e9 if self.streams else None)
+                rested_ns = time.monotonic_ns() + AWAKE_AFTER_NS
+            elif rested_ns < now_ns < self.due_ns - AWAKE_BEFORE_NS:
+                self.rest((self.due_ns - AWAKE_BEFORE_NS - now_ns) / 1e9)
+            self.take()
 
     def step(self) -> None:
-        """One piece for every stream."""
-        for n, stream in enumerate(self.streams):
+        """One piece for every stream that was there when it began."""
+        for n, stream in enumerate(list(self.streams)):
             if n % SENDS_PER_LOOK == 0:
-                self.look(0.0)
+                self.take()
             self.write(stream)
         self.streams = [stream for stream in self.streams if not stream.end_ns]
 
@@ -140,21 +152,24 @@ class Fast:
             stream.end_ns = now_ns
             self.close(stream.link)
 
-    def look(self, timeout_s: float | None) -> None:
-        """Take what has arrived. ``select``, because ``epoll`` waits in whole milliseconds."""
-        timeout_s = None if timeout_s is None else max(0.0, timeout_s)
-        for link in select.select([self.listener, *self.buffers], [], [], timeout_s)[0]:
-            if link is self.listener:
+    def rest(self, timeout_s: float | None) -> None:
+        """Sleep until something arrives. ``epoll`` alone would do so in whole milliseconds."""
+        select.select([self.epoll], [], [], timeout_s)
+
+    def take(self) -> None:
+        """What has arrived by now."""
+        for number, _ in self.epoll.poll(0):
+            if number == self.listener.fileno():
                 self.accept()
             else:
-                self.receive(link)
+                self.receive(self.links[number])
 
     def accept(self) -> None:
         """A new connection."""
         link = self.listener.accept()[0]
-        if link.family == socket.AF_INET:
-            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.buffers[link] = b""
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.links[link.fileno()], self.buffers[link] = link, b""
+        self.epoll.register(link, select.EPOLLIN)
 
     def receive(self, link: socket.socket) -> None:
         """More of a request, or the end of a connection."""
@@ -201,24 +216,23 @@ class Fast:
 
     def close(self, link: socket.socket) -> None:
         """Forget a connection and what was being written to it."""
-        self.buffers.pop(link, None)
-        self.streams = [stream for stream in self.streams if stream.link is not link]
-        link.close()
+        if self.buffers.pop(link, None) is not None:
+            del self.links[link.fileno()]
+            self.streams = [stream for stream in self.streams if stream.link is not link]
+            link.close()
 
 
 def main() -> None:
     """Listen, say where, serve."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--uds")
     parser.add_argument("--cpu", type=int)
     given = parser.parse_args()
     if given.cpu is not None:
         os.sched_setaffinity(0, {given.cpu})
-    listener = socket.socket(socket.AF_UNIX if given.uds else socket.AF_INET)
-    listener.bind(given.uds or ("127.0.0.1", 0))
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
     listener.listen(2048)
-    port = None if given.uds else listener.getsockname()[1]
-    print(json.dumps({"port": port, "uds": given.uds}), flush=True)
+    print(json.dumps({"port": listener.getsockname()[1]}), flush=True)
     Fast(listener).run()
 
 
