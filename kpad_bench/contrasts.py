@@ -66,15 +66,16 @@ def measured(rounds: Sequence[Mapping[int, float]]) -> Layout:
     """
     n, ks = len(rounds), sorted(rounds[0])
     means = {k: mean([row[k] for row in rounds]) for k in ks}
-    logs = {k: mean([math.log(row[k]) for row in rounds]) for k in ks}
+    by_k = {k: [math.log(row[k]) for row in rounds] for k in ks}
     own = {
-        pair: variance([math.log(row[pair[0]] / row[pair[1]]) for row in rounds])
-        for pair in combinations(ks, 2)
+        (i, j): variance([one - other for one, other in zip(by_k[i], by_k[j], strict=True)])
+        for i, j in combinations(ks, 2)
     }
     pooled = mean(list(own.values())) if own else None
     errors = {}
     for (i, j), of_pair in own.items():
         errors[i, j] = errors[j, i] = math.sqrt(max(pooled or 0.0, of_pair, _LEAST_PAIR_VARIANCE) / n)
+    logs = {k: mean(values) for k, values in by_k.items()}
     return Layout(_ranked(means), means, logs, errors, n, None if pooled is None else math.sqrt(pooled / 2))
 
 

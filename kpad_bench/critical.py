@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 #: Chance of declaring some K worse than the best when all of them are equal.
 LEVEL = 0.05
-_MANY_ROUNDS = 64
+_MANY_ROUNDS = 64  # from here on a variation counts as known
 #: Level after n of 8 rounds = this x n / 8, by number of Ks (the last for more), so that at most LEVEL of
 #: exact ties are established whatever ends the rounds. By simulation: docs/statistics.md.
 _LOOKS_OF = 8
@@ -51,7 +51,11 @@ def dunnett_tail(bound: float, n_others: int, df: float) -> float:
 
 
 def look_level(n_ks: int, n_rounds: int, most: int) -> float:
-    """Level of the one-sided comparison after ``n_rounds`` of an adaptive design of at most ``most``."""
+    """Level of the one-sided comparison after ``n_rounds`` of an adaptive design of at most ``most``.
+
+    Up to 8 rounds the levels of 8 are kept: there are fewer looks, so they err on the safe side. More
+    looks than 8 share what 8 have.
+    """
     full = _LOOK_LEVELS[min(n_ks, max(_LOOK_LEVELS))] * min(1.0, _LOOKS_OF / most)
     return full * min(1.0, n_rounds / most)
 
@@ -107,7 +111,6 @@ def detectable(n_rounds: int, n_ks: int, bound: float) -> float:
 
     if n_rounds > _MANY_ROUNDS:
         return detectable(_MANY_ROUNDS, n_ks, bound) * math.sqrt(_MANY_ROUNDS / n_rounds)
-
     noise = np.random.default_rng(1).standard_normal((8000, n_rounds, n_ks))
     to_best = noise[:, :, :1] - noise[:, :, 1:]
     residual = noise - noise.mean(axis=1, keepdims=True)
