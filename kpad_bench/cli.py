@@ -72,7 +72,7 @@ def sweep(  # noqa: PLR0913, PLR0917 one parameter per option
         str | None, typer.Option(help="Blocks of every cell: 3; or 3..8, as many as its decision needs.")
     ] = None,
     isolation: Annotated[
-        str | None, typer.Option(help="boot: a server per trial. reset: per arm and K.")
+        str | None, typer.Option(help="boot: a server per trial. reset: per arm and K. resident: these side by side.")
     ] = None,
     concurrency: Annotated[int | None, typer.Option(help="Requests kept open.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Output limit of a request.")] = None,

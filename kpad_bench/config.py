@@ -193,7 +193,9 @@ class SweepConfig(Frozen):
     k: Annotated[tuple[Annotated[int, Field(gt=0, le=MOST_K, strict=True)], ...], Field(min_length=1)]
     rounds: Annotated[Design, PlainValidator(read_rounds), PlainSerializer(Design.as_given)] = Design(1, 1)
     repeats: PositiveInt = 1
-    isolation: Literal["boot", "reset"] = "boot"
+    #: boot: a server per trial. reset: per arm and K, caches emptied between its trials. resident: as reset,
+    #: with all servers of a block up at once and one driven at a time; they have to fit beside each other
+    isolation: Literal["boot", "reset", "resident"] = "boot"
     seed: int = 0
     sentinel: Sentinel | None = None
     load: LoadConfig

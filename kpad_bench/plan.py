@@ -60,9 +60,10 @@ class Block:
     boots: tuple[Boot, ...]
     is_sentinel: bool = False
 
-    def trials(self) -> Iterator[Trial]:
-        """Its trials in order."""
-        return (trial for boot in self.boots for trial in boot.trials)
+    def trials(self) -> list[Trial]:
+        """Its trials in order; resident servers take turns."""
+        found = [trial for boot in self.boots for trial in boot.trials]
+        return sorted(found, key=lambda trial: trial.order_index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,8 @@ def _blocks(
 ) -> Iterator[Block]:
     """Blocks by round, then model (then corpus): never split; the sentinel between them."""
     config, order = resolved.config, itertools.count()
-    groups = [config.corpora] if config.isolation == "reset" else [(c,) for c in config.corpora]
+    is_shared = config.isolation != "boot"
+    groups = [config.corpora] if is_shared else [(c,) for c in config.corpora]
     one_round = [(model, corpora) for model in config.models for corpora in groups]
     n_blocks = config.rounds.most * len(one_round)
     n_certain = config.rounds.least * len(one_round)
@@ -145,7 +147,7 @@ def _blocks(
         if at < n_blocks:
             number, (model, corpora) = at // len(one_round) + 1, one_round[at % len(one_round)]
             mine = [cell for cell in cells if cell.model == model and cell.corpus in corpora]
-            where = safe_name(model) if config.isolation == "reset" else f"{safe_name(model)}.{corpora[0]}"
+            where = safe_name(model) if is_shared else f"{safe_name(model)}.{corpora[0]}"
             yield _block(resolved, f"r{number}.{where}", number, mine, order)
 
 
@@ -156,17 +158,24 @@ def _block(resolved: Resolved, block_id: str, number: int, cells: list[Cell], or
         groups.setdefault((cell.arm, cell.k), []).append(cell)
     kinds, seed = list(groups), f"{resolved.config.seed}:{cells[0].model}:{cells[0].corpus}"
     random.Random(seed).shuffle(kinds)  # noqa: S311 an order, not a secret
+    passes = [
+        [(cell, n) for cell in in_round(groups[kind], number) for n in range(1, resolved.config.repeats + 1)]
+        for kind in in_round(kinds, number)
+    ]
+    places = [(boot, at) for boot, mine in enumerate(passes) for at in range(len(mine))]
+    if resolved.config.isolation == "resident":  # all arms on one corpus, then all on the next
+        places.sort(key=lambda place: place[::-1])
+    turn = {place: next(order) for place in places}
     boots = [
         _boot(
             resolved,
             block_id,
             [
-                Trial(f"{cell.cell_id}.r{number}.n{repeat}", cell, number, repeat, next(order))
-                for cell in in_round(groups[kind], number)
-                for repeat in range(1, resolved.config.repeats + 1)
+                Trial(f"{cell.cell_id}.r{number}.n{repeat}", cell, number, repeat, turn[boot, at])
+                for at, (cell, repeat) in enumerate(mine)
             ],
         )
-        for kind in in_round(kinds, number)
+        for boot, mine in enumerate(passes)
     ]
     return Block(block_id, number, tuple(boots))
 

@@ -67,7 +67,7 @@ WHAT = _columns(
     ("max_model_len", "int", "context limit of the server"),
     ("temperature", "float", "sampling temperature"),
     ("seed", "int", "sampling seed"),
-    ("isolation", "str", "boot or reset"),
+    ("isolation", "str", "boot, reset or resident"),
     ("design", "str", "how many rounds were planned: fixed(3), or adaptive(3..8)"),
     (
         "cache_state",

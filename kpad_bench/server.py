@@ -54,6 +54,7 @@ class Server:
     is_ready: bool = False
     is_dead: bool = False
     is_attached: bool = False
+    started_s: float = field(default_factory=time.monotonic)
     boot_s: float = 0.0
     _status: bytes = field(default=b"", repr=False)
 
@@ -167,14 +168,34 @@ def boot(launch: Launch) -> Server:
     Raises ServerError (nothing is left running) when it dies, hangs or is somebody else's, and
     HostError when it cannot even be started.
     """
-    server = _start(launch)
+    (found,) = boot_all([launch])
+    if isinstance(found, ServerError):
+        raise found
+    return found
+
+
+def boot_all(launches: Sequence[Launch]) -> list[Server | ServerError]:
+    """Boot servers beside each other; for one that does not come up its error, and nothing left of it.
+
+    Raises HostError, or what interrupts it, with nothing left of any.
+    """
+    with contextlib.ExitStack() as stack:
+        servers = []
+        for launch in launches:
+            servers.append(_start(launch))
+            stack.callback(servers[-1].stop)
+        found = [_when_ready(server) for server in servers]
+        stack.pop_all()
+    return found
+
+
+def _when_ready(server: Server) -> Server | ServerError:
     try:
-        started = time.monotonic()
-        _wait_ready(server, started + launch.boot_timeout_s)
-        server.boot_s = time.monotonic() - started
-    except BaseException:
+        _wait_ready(server, server.started_s + server.launch.boot_timeout_s)
+    except ServerError as error:
         server.stop()
-        raise
+        return error
+    server.boot_s = time.monotonic() - server.started_s
     server.is_ready = True
     return server
 

@@ -6,9 +6,11 @@ host error ends the sweep with every finished trial on disk; a bug stops loudly.
 
 from __future__ import annotations
 
+import contextlib
+import datetime as dt
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,7 @@ from kpad_bench.progress import Progress, Style, make_progress
 from kpad_bench.reading import AnyServer
 from kpad_bench.rounds import Outlook, Row, Rule
 from kpad_bench.schema import MUST_MATCH, OK
-from kpad_bench.server import boot
+from kpad_bench.server import boot_all
 from kpad_bench.store import RunFolder, find_runs
 from kpad_bench.trial import TrialRunner, failed_row
 from kpad_bench.warmup import WarmUp
@@ -139,13 +141,14 @@ class Run:
 
     def _measure(self, block: Block, trials: Sequence[Trial]) -> None:
         """Boot what these trials of a block need, in its order."""
-        wanted = {trial.trial_id for trial in trials}
-        for planned in block.boots:
-            mine = [trial for trial in planned.trials if trial.trial_id in wanted]
-            if mine:
-                check_disk(self.folder.path, self.runner.resolved.config.thresholds.low_disk_gb)
-                rows = run_boot(block.block_id, planned, mine, self.runner, self.host)
-                self.rows |= {row["trial_id"]: row for row in rows}
+        wanted, config = {trial.trial_id for trial in trials}, self.runner.resolved.config
+        mine = [(boot, [t for t in boot.trials if t.trial_id in wanted]) for boot in block.boots]
+        boots = [(boot, some) for boot, some in mine if some]
+        together = [boots] if config.isolation == "resident" and boots else [[one] for one in boots]
+        for group in together:
+            check_disk(self.folder.path, config.thresholds.low_disk_gb)
+            rows = run_boots(block.block_id, group, self.runner, self.host)
+            self.rows |= {row["trial_id"]: row for row in rows}
 
     def _close(self, block: Block, later: Sequence[Block]) -> None:
         """Say what needs no further round, and what is left."""
@@ -162,33 +165,44 @@ def rule_of(resolved: Resolved) -> Rule:
     return Rule(config.rounds, tuple(dict.fromkeys(padded)), config.thresholds.full_share_decode)
 
 
-def run_boot(
-    block_id: str, planned: Boot, trials: list[Trial], runner: TrialRunner, host: Host
-) -> list[dict[str, Any]]:
-    """One server's life, and the rows of its trials."""
-    runner.progress.booting(planned)
-    started_at = utc_now()
-    try:
-        server = host.attached or boot(make_launch(planned, runner, host.server_cpus))
-    except ServerError as error:
-        failure = failed_row(error, started_at)
-        return [runner.save_failure(block_id, planned, trial, failure) for trial in trials]
-    try:
-        return list(run_trials(block_id, planned, trials, runner, server))
-    finally:
-        server.stop()
+@dataclass
+class Life:
+    """One server of a block from its boot on; the error instead where it did not come up."""
 
+    planned: Boot
+    server: AnyServer | ServerError
+    booted_at: dt.datetime
+    warm_up: WarmUp = field(default_factory=WarmUp)
 
-def run_trials(
-    block_id: str, planned: Boot, trials: list[Trial], runner: TrialRunner, server: AnyServer
-) -> Iterator[dict[str, Any]]:
-    """The row of each trial. What a dead server leaves undone gets its rows too."""
-    warm_up = WarmUp()
-    for trial in trials:
-        if server.is_dead:
-            yield runner.save_failure(block_id, planned, trial, failed_row(server.death(), utc_now()))
+    def run(self, block_id: str, trial: Trial, runner: TrialRunner) -> dict[str, Any]:
+        """The row of one trial. What a server leaves undone, dead or never up, gets its rows too."""
+        if isinstance(self.server, ServerError):
+            failure = failed_row(self.server, self.booted_at)
+        elif self.server.is_dead:
+            failure = failed_row(self.server.death(), utc_now())
         else:
-            yield runner.run(block_id, planned, trial, server, warm_up)
+            return runner.run(block_id, self.planned, trial, self.server, self.warm_up)
+        return runner.save_failure(block_id, self.planned, trial, failure)
+
+
+def run_boots(
+    block_id: str, group: Sequence[tuple[Boot, Sequence[Trial]]], runner: TrialRunner, host: Host
+) -> list[dict[str, Any]]:
+    """Servers that are up together, and the rows of their trials, one after the other."""
+    for planned, _ in group:
+        runner.progress.booting(planned)
+    booted_at = utc_now()
+    launches = [make_launch(planned, runner, host.server_cpus) for planned, _ in group]
+    servers: Sequence[AnyServer | ServerError] = [host.attached] if host.attached else boot_all(launches)
+    with contextlib.ExitStack() as stack:
+        turns: list[tuple[Trial, Life]] = []
+        for (planned, trials), server in zip(group, servers, strict=True):
+            if not isinstance(server, ServerError):
+                stack.callback(server.stop)
+            life = Life(planned, server, booted_at)
+            turns += [(trial, life) for trial in trials]
+        turns.sort(key=lambda turn: turn[0].order_index)
+        return [life.run(block_id, trial, runner) for trial, life in turns]
 
 
 def make_launch(planned: Boot, runner: TrialRunner, cpus: frozenset[int] | None) -> Launch:

@@ -262,7 +262,7 @@ def test_a_frozen_corpus_plans_with_its_digest(run, rows):
         (["--config", "absent"], 2, "absent: cannot be read"),
         (["--format", "csv"], 2, "--format: 'csv': allowed: table, json"),
         (["--progress", "loud"], 2, "--progress: 'loud': allowed: auto, rich, plain, none"),
-        (["--isolation", "none"], 2, "isolation: 'none': allowed: 'boot' or 'reset'"),
+        (["--isolation", "none"], 2, "isolation: 'none': allowed: 'boot', 'reset' or 'resident'"),
         (["--rounds", "0"], 2, "rounds: '0': allowed: 1 to 1000 rounds"),
         (["--rounds", "8..3"], 2, "rounds: '8..3': the least comes first: write 3..8"),
         (["--rounds", "1..2"], 2, "rounds: '1..2': the least must be 2 or more"),
@@ -274,7 +274,7 @@ def test_a_frozen_corpus_plans_with_its_digest(run, rows):
 @pytest.mark.parametrize("how", [["--dry-run"], []])
 def test_bad_input_ends_before_anything_boots(run, monkeypatch, args, code, said, how):
     """One message on stderr, nothing on stdout, the same for a dry run and a real one."""
-    monkeypatch.setattr(sweep, "boot", lambda _: pytest.fail("a server was started"))
+    monkeypatch.setattr(sweep, "boot_all", lambda _: pytest.fail("a server was started"))
     monkeypatch.setattr(
         sweep, "open_together", lambda names: {name: _frozen_or_unknown(name) for name in names}
     )

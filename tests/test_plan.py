@@ -53,7 +53,9 @@ def cell_ids(**changes) -> list[str]:
 # --- how many
 
 
-@pytest.mark.parametrize(("isolation", "n_boots", "n_blocks"), [("boot", 462, 77), ("reset", 66, 11)])
+@pytest.mark.parametrize(
+    ("isolation", "n_boots", "n_blocks"), [("boot", 462, 77), ("reset", 66, 11), ("resident", 66, 11)]
+)
 def test_the_night_has_462_cells_a_round(isolation, n_boots, n_blocks):
     """77 blocks of one trial a boot with isolation boot, 11 of seven trials a boot with reset."""
     night = load_sweep(find_config("nightly-dgx-b200"), {"isolation": isolation, "rounds": 1})
@@ -83,7 +85,7 @@ SWEEPS = st.builds(
     ),
     k=st.lists(st.integers(1, 31), min_size=1, max_size=3, unique=True).map(tuple),
     corpora=st.lists(st.sampled_from(["humaneval", "mbpp", "mix"]), min_size=1, unique=True).map(tuple),
-    isolation=st.sampled_from(["boot", "reset"]),
+    isolation=st.sampled_from(["boot", "reset", "resident"]),
     rounds=st.integers(1, 3),
     repeats=st.integers(1, 2),
     seed=st.integers(0, 9),
@@ -200,6 +202,19 @@ def test_the_same_inputs_give_the_same_plan_in_any_process():
             [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
         )
         assert done.stdout.strip() == expected
+
+
+def test_resident_servers_take_turns_on_each_corpus():
+    """All arms on one corpus, then all on the next, in the order of the round; each still one boot."""
+    changes = {"corpora": ("humaneval", "mbpp"), "k": (4, 8), "rounds": 2}
+    plan = the_plan(isolation="resident", **changes)
+    for block, beside in zip(plan.blocks, the_plan(isolation="reset", **changes).blocks, strict=True):
+        arms = [boot.arm_at_k for boot in block.boots]
+        assert arms == [boot.arm_at_k for boot in beside.boots]
+        corpora = [trial.cell.corpus for trial in block.boots[0].trials]
+        assert [(trial.cell.corpus, trial.cell.arm_at_k) for trial in block.trials()] == [
+            (corpus, arm) for corpus in corpora for arm in arms
+        ]
 
 
 # --- sentinels and adaptive rounds

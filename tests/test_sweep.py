@@ -241,3 +241,18 @@ def test_a_warm_pass_follows_one_over_the_same_prompts(lab: Lab) -> None:
     row = rows["kpad"]
     measured = [prompt.text for prompt in open_frozen(row["corpus"]).measured[: row["n_prompts"]]]
     assert sorted(after) == sorted(measured * 2)
+
+
+def test_resident_servers_are_up_together_and_driven_in_turn(lab: Lab) -> None:
+    """One that does not come up leaves its rows and takes no other with it; nothing lives afterwards."""
+    lab.tell(({"k": 8}, {"boot_fail": {"log": "MemoryError", "rc": 1}}))
+    lab.set(arms=["van", "kpad"], k=[4, 8], corpora=list(CORPORA), isolation="resident")
+    assert lab.sweep() == 3
+    rows = lab.rows()
+    order = [(row["corpus"], row["arm"], row["k"]) for row in rows]
+    assert [corpus for corpus, _, _ in order] == [CORPORA[0]] * 3 + [CORPORA[1]] * 3
+    assert [found[1:] for found in order[:3]] == [found[1:] for found in order[3:]]
+    assert {row["k"] for row in rows if row["status"] == "failed"} == {8}
+    assert {row["status"] for row in rows if row["k"] != 8} == {"ok"}
+    assert len(lab.boots()) == 3  # turns on two corpora, from one boot each: all were up
+    assert not lab.living()

@@ -43,7 +43,7 @@ class Paper:
         argv = " ".join(launch.argv)
         self.booted.append(argv)
         if cause := self.boot_fault(argv):
-            raise ServerError(cause, "the line that shows it")
+            return ServerError(cause, "the line that shows it")
 
         class Server:
             is_dead = False
@@ -77,7 +77,7 @@ def paper(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Paper:
     """Van and kpad at 4 and 8, adaptive, isolation reset on two corpora, on paper."""
     made = Paper(lab)
     lab.set(arms=["van", "kpad"], k=[4, 8], corpora=[A, B], isolation="reset", rounds="3..8")
-    monkeypatch.setattr(sweep, "boot", made.boot)
+    monkeypatch.setattr(sweep, "boot_all", lambda launches: [made.boot(launch) for launch in launches])
     monkeypatch.setattr(trial, "server_columns", lambda _: {})
     monkeypatch.setattr(TrialRunner, "_measure", lambda _, planned, *more: made.measure(planned))
     facts = provenance.host_facts()
