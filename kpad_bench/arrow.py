@@ -130,12 +130,12 @@ def part_files(folder: Path, table: str) -> list[Path]:
     return sorted(path for path in (folder / table).glob("*.parquet") if not path.name.startswith("."))
 
 
-def read_part(path: Path, columns: Sequence[Column], *, is_encoded: bool = False) -> pa.Table:
-    """These columns of one part, as ``read_table`` reads them; trial_id must be among them.
+def read_part(path: Path, columns: Sequence[Column]) -> pa.Table:
+    """These columns of one part; trial_id must be among them.
 
     Raises DataError as ``read_table`` does, and where the part holds another trial than its name says.
     """
-    table = read_table(path, columns, is_encoded=is_encoded)
+    table = read_table(path, columns)
     held = [trial_id for trial_id in table.column("trial_id").unique().to_pylist() if trial_id != path.stem]
     if held:
         raise DataError(f"{path}: holds trial {held[0]}, not the one it is named for")
@@ -154,14 +154,17 @@ def run_table(
     problems = []
     for path in part_files(folder, table):
         try:
-            parts[path.stem] = read_part(path, columns, is_encoded=is_encoded)
+            parts[path.stem] = read_part(path, columns)
         except DataError as error:
             problems.append(Problem(path, str(error).removeprefix(f"{path}: ")))
-    tables = [arrow_schema(columns, is_encoded=is_encoded).empty_table(), *parts.values()]
+    tables = [arrow_schema(columns, is_encoded=is_encoded).empty_table()]
     compacted = folder / f"{table}.parquet"
     if compacted.exists():
         old = read_table(compacted, columns, is_encoded=is_encoded)
-        tables.insert(1, old.filter(pc.invert(_among(old.column("trial_id"), parts))) if parts else old)
+        tables.append(old.filter(pc.invert(_among(old.column("trial_id"), parts))) if parts else old)
+    if parts:  # as one piece: a thousand tables of one row take 60 MB
+        new = pa.concat_tables(parts.values()).combine_chunks()
+        tables.append(encoded(new, columns) if is_encoded else new)
     return pa.concat_tables(tables), problems
 
 
