@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 from pathlib import Path
@@ -56,46 +55,6 @@ def write_run(path, *rows, **shared):
 
 def ok(k, speed, arm="kpad", **more):
     return {"status": "ok", "arm": arm, "k": k, "output_tok_per_s": speed, **more}
-
-
-# The published table
-
-
-def published():
-    return best_k(load_rows(GOLDEN / "published_ksweep.csv"))
-
-
-def test_the_published_best_k_table_is_reproduced():
-    """All 77 cells agree in model, corpus, best K and throughput; none is established."""
-    expected = pd.read_csv(GOLDEN / "published_best_k.csv")
-    got = pd.read_csv(io.StringIO(render(published(), "csv")))
-    columns = list(expected.columns)
-    assert len(got) == 77
-    pd.testing.assert_frame_equal(
-        got[columns].sort_values(columns, ignore_index=True),
-        expected.sort_values(columns, ignore_index=True),
-        check_dtype=False,
-    )
-    assert not got["established"].any()
-    assert (got["pick_k"] == got["best_k"]).all()
-    assert got["ci_low"].isna().all()
-
-
-def test_published_ties_under_the_assumed_variation():
-    """54 of the 77 published best Ks are alone in their tie set, 23 are not."""
-    table = published()
-    assert (table["tie_set"].map(len) == 1).sum() == 54
-    assert set(table["tie_basis"]) == {"assumed"}
-    assert (table.loc[table["tie_set"].map(len) == 1, "regret_pct"] == 0).all()
-    assert (table.loc[table["tie_set"].map(len) > 1, "regret_pct"] > 0).all()
-
-
-def test_one_trial_per_k_is_said_in_plain_words():
-    """The table says once that nothing is established, and what that means."""
-    text = "\n".join(footnotes(published()))
-    assert text.count("one trial, not established: one run per K cannot rank Ks") == 1
-    assert "1.2 %" in text
-    assert "3.6 %" in text
 
 
 # Renderings
