@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -15,12 +17,23 @@ HERE = Path(__file__).resolve().parent
 FAKE, RUNS = HERE.parent / "tests" / "fake_vllm" / "fast.py", HERE / "bench_client_runs.py"
 
 
+def favour(pid: int) -> None:
+    """Highest priority where that is allowed (root): clients are compared, not the neighbours they have.
+
+    Of a process in a session of its own: Linux shares the CPU among sessions first.
+    """
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, pid, -20)
+        Path(f"/proc/{pid}/autogroup").write_text("-20")
+
+
 class Fake:
     """The fast server. A context: it is gone at the end."""
 
     def __init__(self, cpu: int | None) -> None:
         argv = [sys.executable, str(FAKE), *([] if cpu is None else ["--cpu", str(cpu)])]
-        self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        favour(self.process.pid)
         assert self.process.stdout is not None
         self.url = f"http://127.0.0.1:{json.loads(self.process.stdout.readline())['port']}"
 
@@ -46,7 +59,10 @@ class Client:
         self.said = tempfile.TemporaryFile("w+")  # noqa: SIM115 closed in __exit__
         argv = [sys.executable, str(RUNS), name, *([] if cpu is None else [str(cpu)])]
         pipe = subprocess.PIPE
-        self.process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=self.said, text=True)
+        self.process = subprocess.Popen(
+            argv, stdin=pipe, stdout=pipe, stderr=self.said, text=True, start_new_session=True
+        )
+        favour(self.process.pid)
 
     def __enter__(self) -> Client:
         return self
