@@ -55,7 +55,9 @@ def as_rounds(logs: Array, ks: Sequence[int]) -> list[dict[int, float]]:
 
 
 def looks_at(rounds: Sequence[dict[int, float]], design: Design) -> list[Decision]:
-    """The decisions after each round from the second on."""
+    """The decisions after each round from the second on; of a fixed design, the one decision there is."""
+    if not design.is_adaptive:
+        return [decide(rounds, design)]
     return [decide(rounds[:n], design) for n in range(2, design.most + 1)]
 
 
@@ -115,7 +117,7 @@ def count_agreement(
     return counts
 
 
-#: (noise, Ks, design, what is promised of it): other numbers of Ks and rounds, and what the guard lacks.
+#: (noise, Ks, design, what is promised of it): other numbers of Ks and rounds, and what breaks the guard.
 LOOKS: tuple[tuple[Noise, int, Design, Promise | None], ...] = (
     (normal, 2, Design(3, 8), AT_MOST_5),
     (normal, 3, Design(3, 8), AT_MOST_5),
@@ -125,6 +127,8 @@ LOOKS: tuple[tuple[Noise, int, Design, Promise | None], ...] = (
     (normal, 2, Design(3, 12), AT_MOST_5),
     (normal, 4, Design(3, 12), AT_MOST_5),
     (normal, 2, Design(3, 20), AT_MOST_5),
+    (tied_noisier, 4, Design(3, 3), None),
+    (tied_noisier, 4, Design(8, 8), None),
     (tied_noisier, 4, Design(3, 8), None),
 )
 AGREEMENT_CV, PROMISED_CV = (0.005, 0.01, 0.02), 0.01
