@@ -11,50 +11,15 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trial_rows import csv_file, frame, ok, only_row, write_run
 
 from kpad_bench import arrow
 from kpad_bench.errors import DataError, UsageError
 from kpad_bench.reduce import best_k, footnotes, load_rows, render
 from kpad_bench.schema import BEST_K, REQUESTS, TRIALS, names
-from kpad_bench.store import RunFolder
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests" / "golden"
-
-
-def frame(*rows, **shared):
-    """Trial rows as a DataFrame: (arm, k, speed) or (arm, k, speed, {column: value})."""
-    records = []
-    for arm, k, speed, *more in rows:
-        base = {"model": "m", "corpus": "c", "arm": arm, "k": k, "output_tok_per_s": speed}
-        records.append({**base, **shared, **(more[0] if more else {})})
-    return pd.DataFrame(records)
-
-
-def only_row(rows, **options):
-    """The one row of the best-K table of these rows, and its footnotes in one text."""
-    table = best_k(rows, **options)
-    assert len(table) == 1
-    return table.iloc[0], "\n".join(footnotes(table))
-
-
-def csv_file(tmp_path, text, name="rows.csv"):
-    path = tmp_path / name
-    path.write_text(text)
-    return path
-
-
-def write_run(path, *rows, **shared):
-    """A run folder with these trials: (trial_id, columns)."""
-    run = RunFolder(path)
-    run.write_manifest({})
-    for trial_id, row in rows:
-        run.write_trial({"trial_id": trial_id, "model": "m", "corpus": "c", "round": 1, **shared, **row}, [])
-    return run
-
-
-def ok(k, speed, arm="kpad", **more):
-    return {"status": "ok", "arm": arm, "k": k, "output_tok_per_s": speed, **more}
 
 
 # Renderings
@@ -481,6 +446,118 @@ def test_a_broken_file_given_by_name_is_an_error(tmp_path):
         best_k(load_rows(requests))
 
 
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("output_tok_per_s", -5.0, "output_tok_per_s -5.0"),
+        ("output_tok_per_s", float("inf"), "output_tok_per_s inf"),
+        ("k", -4, "k -4"),
+        ("k", None, "k null"),
+        ("status", "fine", "status fine"),
+        ("status", None, "status null"),
+        ("arm", None, "arm null"),
+    ],
+)
+def test_parquet_that_others_wrote_is_not_believed(tmp_path, column, value, message):
+    """A value that cannot be is an error naming the file and the trial."""
+    rows = [{**ok(k, 1.0), "schema_version": 1, "trial_id": str(k)} for k in (4, 8)]
+    rows[1][column] = value
+    path = tmp_path / "rows.parquet"
+    shared = {"model": "m", "corpus": "c"}
+    pq.write_table(arrow.pa.Table.from_pylist([{**row, **shared} for row in rows]), path)
+    with pytest.raises(DataError, match=rf"rows\.parquet, trial 8: {message} cannot be"):
+        best_k(load_rows(path))
+
+
+def test_a_throughput_that_is_not_a_number_is_none(tmp_path):
+    """NaN in a trial that says ok leaves that trial out, as null does."""
+    rows = [{**ok(k, k / 1), "schema_version": 1, "trial_id": str(k)} for k in (4, 8)]
+    rows[1]["output_tok_per_s"] = float("nan")
+    path = tmp_path / "rows.parquet"
+    shared = {"model": "m", "corpus": "c"}
+    pq.write_table(arrow.pa.Table.from_pylist([{**row, **shared} for row in rows]), path)
+    row, text = only_row(load_rows(path))
+    assert (row["best_k"], row["not_eligible"]) == (4, ["8: no throughput"])
+    assert "K=8 left out: no throughput" in text
+
+
+def test_text_stored_as_something_else_is_read_or_refused(tmp_path):
+    """Categories are text; a list is not, and is named with its type."""
+    rows = [{**ok(4, 1.0), "schema_version": 1, "trial_id": "a", "model": "m", "corpus": "c"}]
+    table = arrow.pa.Table.from_pylist(rows)
+    place = table.schema.get_field_index("model")
+    good, bad = tmp_path / "good.parquet", tmp_path / "bad.parquet"
+    pq.write_table(table.set_column(place, "model", table["model"].dictionary_encode()), good)
+    pq.write_table(table.set_column(place, "model", arrow.pa.array([["m"]])), bad)
+    assert only_row(load_rows(good))[0]["best_k"] == 4
+    with pytest.raises(DataError, match=r"bad\.parquet: column model is list<.*>, not string"):
+        load_rows(bad)
+
+
+def test_a_trial_twice_in_one_file_is_counted_once_or_refused(tmp_path):
+    """Alike: once, with a footnote. Different: an error with the difference."""
+    trial = {**ok(4, 1.0), "schema_version": 1, "trial_id": "a", "model": "m", "corpus": "c"}
+    path = tmp_path / "rows.parquet"
+    path.write_bytes(arrow.to_bytes(arrow.to_table([trial, trial], TRIALS)))
+    row, text = only_row(load_rows(path))
+    assert row["n_trials"] == 1
+    assert "1 rows read twice, counted once" in text
+    path.write_bytes(arrow.to_bytes(arrow.to_table([trial, {**trial, "output_tok_per_s": 2.0}], TRIALS)))
+    with pytest.raises(DataError, match=r"both hold trial a, with output_tok_per_s 1\.0 and 2\.0"):
+        load_rows(path)
+
+
+def test_a_part_of_another_schema_version_is_left_out(tmp_path):
+    """By name, with its version; in the compacted file it is an error."""
+    run = write_run(tmp_path / "r", ("a", ok(4, 10.0)), ("b", ok(8, 20.0)))
+    newer = arrow.to_bytes(arrow.to_table([{"schema_version": 9, "trial_id": "b"}], TRIALS))
+    (run.path / "trials" / "b.parquet").write_bytes(newer)
+    row, text = only_row(load_rows(run.path))
+    assert row["best_k"] == 4
+    assert "b.parquet: schema version 9; this kpad-bench reads 1 only" in text
+    (run.path / "trials.parquet").write_bytes(newer)
+    with pytest.raises(DataError, match=r"r/trials\.parquet: schema version 9"):
+        load_rows(run.path)
+
+
+def test_one_cut_run_among_many_is_named(tmp_path):
+    """A night whose compacted file is cut stops the table, with the way out, and no other night is blamed."""
+    for run_id in ("n1", "n2", "n3"):
+        write_run(tmp_path / "s" / run_id, ("a", ok(4, 10.0))).compact()
+    path = tmp_path / "s" / "n2" / "trials.parquet"
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(DataError, match=rf"{path}: not a whole Parquet file .*move it away to go on"):
+        load_rows(tmp_path / "s")
+
+
+def test_requests_are_never_read(tmp_path):
+    """They are a thousand times as many rows, and no part of the table."""
+    run = write_run(tmp_path / "r", ("a", ok(4, 10.0)), ("b", ok(8, 20.0)))
+    run.compact()
+    (run.path / "requests.parquet").write_bytes(b"not Parquet at all")
+    assert only_row(load_rows(run.path))[0]["best_k"] == 8
+
+
+def test_only_the_columns_that_are_used_are_read(tmp_path):
+    """Nothing of latencies, clocks or command lines."""
+    run = write_run(tmp_path / "r", ("a", ok(4, 10.0, server_argv=["vllm"], ttft_p50_s=0.1)))
+    columns = set(load_rows(run.path).columns)
+    assert {"output_tok_per_s", "driver", "design", "is_sentinel"} < columns
+    assert not columns & {"server_argv", "server_env", "ttft_p50_s", "detail", "host", "boot_s"}
+    assert len(columns) < len(TRIALS) / 3
+
+
+def test_runs_of_before_a_column_was_added_are_read_with_the_others(tmp_path):
+    """Its value is null there."""
+    write_run(tmp_path / "s" / "n1", ("a", ok(4, 10.0, design="fixed(1)"))).compact()
+    run = write_run(tmp_path / "s" / "n2", ("a", ok(4, 12.0)))
+    run.compact()
+    path = run.path / "trials.parquet"
+    pq.write_table(pq.read_table(path).drop_columns(["design", "is_sentinel"]), path)
+    row, _ = only_row(load_rows(tmp_path / "s"))
+    assert (row["n_rounds"], row["output_tok_per_s"]) == (2, 11.0)
+
+
 def test_places_without_trials_are_named(tmp_path):
     """A missing path, an empty folder, a results folder one level too high, an empty run."""
     with pytest.raises(UsageError, match="no such file or folder"):
@@ -550,6 +627,18 @@ def test_csv_as_people_write_it(tmp_path):
     )
     row, text = only_row(load_rows(csv_file(tmp_path, text)))
     assert (row["best_k"], row["vs_suf_pct"], row["vs_van_pct"]) == (4, 100, 300)
+    assert "not read" not in text
+
+
+def test_empty_cells_of_columns_that_may_be_empty_are_nothing(tmp_path):
+    """No driver, no design, no steady window, no throughput of a failed trial: null, never zero."""
+    text = (
+        "model,corpus,arm,k,round,output_tok_per_s,status,reason,steady_output_tok_per_s,driver,design,run_id\n"
+        "m,c,kpad,4,1,10,ok,,,,,\nm,c,kpad,8,1,20,ok,,,,,\nm,c,kpad,12,1,,failed,oom,,,,\nm,c,van,,1,5,ok,,,,,\n"
+    )
+    row, text = only_row(load_rows(csv_file(tmp_path, text)))
+    assert (row["best_k"], row["not_eligible"], row["vs_van_pct"]) == (8, ["12: oom"], 300)
+    assert pd.isna(row["steady_best_k"])
     assert "not read" not in text
 
 
