@@ -80,7 +80,7 @@ def run_rows(night: int, n_trials: int = TRIALS_A_RUN) -> pa.Table:
         "status": np.where(failed, "failed", "ok"),
         "reason": pa.array(["capture_oom"] * len(grid), mask=~failed),
         "warnings": pa.array(
-            [["loop_share 0.31 is above 0.3"] if x else [] for x in source.random(len(grid)) < 0.02]
+            [[f"{x:.2%} of steps replayed no graph"] if x < 0.02 else [] for x in source.random(len(grid))]
         ),
         "output_tok_per_s": pa.array(speed, mask=failed),
         "steady_output_tok_per_s": pa.array(speed * 1.02, mask=failed),
