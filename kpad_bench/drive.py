@@ -208,10 +208,10 @@ class _Pass:
                 raws = self.filler_raws if is_filler else self.raws
                 prompt = work.prompt
                 raw = RawStream(len(raws), prompt.prompt_id, prompt.sha256, time.monotonic_ns())
-                if ended_ns is not None:
-                    self.reissue_gaps_ns.append(raw.start_ns - ended_ns)
                 raws.append(raw)
                 await self._fly(slot, Flight(raw, is_filler=is_filler), work.request)
+                if ended_ns is not None:
+                    self.reissue_gaps_ns.append(raw.start_ns - ended_ns)
                 ended_ns = raw.arrivals_ns[-1] if raw.arrivals_ns else raw.closed_ns
 
     async def _fly(self, slot: Slot, flight: Flight, request: bytes) -> None:

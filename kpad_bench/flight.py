@@ -117,4 +117,6 @@ class Slot:
                 self._connection = await connect(self._target)
             except OSError as error:
                 raise NoServer(f"{type(error).__name__}: {error}") from error
+        if not flight.n_retries:
+            flight.raw.start_ns = time.monotonic_ns()
         await self._connection.exchange(request, flight.reply)
