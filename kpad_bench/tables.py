@@ -225,12 +225,23 @@ def _interval(row: Mapping[str, Any]) -> str:
 
 
 def _marks(n_rows: int, notes: Sequence[Note]) -> list[str]:
-    """The numbers of the notes of each row."""
-    marks: list[list[str]] = [[] for _ in range(n_rows)]
+    """The numbers of the notes of each row, neighbours as a range."""
+    marks: list[list[int]] = [[] for _ in range(n_rows)]
     for number, note in enumerate(notes, 1):
         for position in note.rows:
-            marks[position].append(str(number))
-    return [" ".join(numbers) for numbers in marks]
+            marks[position].append(number)
+    return [_ranges(numbers) for numbers in marks]
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """``1 3-5 8 9`` for 1 3 4 5 8 9."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return " ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else " ".join(map(str, run)) for run in runs)
 
 
 def _text(value: Any) -> str:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What `kpad-bench reduce` costs: synthetic runs in the real layout, reduced by a whole process.
 
-    python scripts/bench_reduce.py [--runs 365] [--parts 2000,8000] [--keep DIR]
+    python scripts/bench_reduce.py [--runs 365] [--parts 1000,4000] [--keep DIR]
 
 Makes a results folder of compacted runs with every column of the trials table (2,740 trials each: a year
 of nights is 1,000,100 rows), then smaller ones of one part per trial, in a temporary folder; times the
@@ -166,7 +166,7 @@ def main() -> None:
     """Make the folders, time the command on each, print one line for each."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--runs", type=int, default=365, help="compacted runs; 0 leaves them out")
-    parser.add_argument("--parts", default="2000,8000", help="trials in one part each, like 2000,8000")
+    parser.add_argument("--parts", default="1000,4000", help="trials in one part each, like 1000,4000")
     parser.add_argument("--times", type=int, default=3, help="how often each is timed")
     parser.add_argument("--keep", type=Path, help="make the runs here, and use them again the next time")
     options = parser.parse_args()
