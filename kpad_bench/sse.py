@@ -19,11 +19,9 @@ class EventReader:
 
     def feed(self, data: bytes) -> list[bytes]:
         """The data of every event that these bytes complete."""
-        if not self._tail and data.startswith(b"data: ") and data.find(b"\n") == len(data) - 2:
-            # One event, as nearly all pieces are: a third of the time.
-            if data.endswith(b"\n\n") and b"\r" not in data:
-                self._skips_lf = self._at_start = False
-                return [data[6:-2]]
+        if not self._tail and _is_one_event(data):  # as nearly all pieces are
+            self._skips_lf = self._at_start = False
+            return [data[6:-2]]
         blocks = (self._tail + self._with_lf(data)).split(b"\n\n")
         self._tail = blocks.pop()
         if self._at_start and blocks:
@@ -39,6 +37,12 @@ class EventReader:
             return data
         self._skips_lf = data.endswith(b"\r")
         return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+
+
+def _is_one_event(data: bytes) -> bool:
+    """A line of data with LF, an empty line, and nothing else."""
+    n = len(data) - 2
+    return data.startswith(b"data: ") and data.find(b"\n") == n and data.endswith(b"\n") and b"\r" not in data
 
 
 def event_data(block: bytes) -> bytes | None:
