@@ -127,13 +127,17 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _headline(rows: Sequence[Mapping[str, Any]], family: str) -> Iterator[str]:
     """In how many cells a family beats the better of van and suf, of those where all three are there."""
-    gains = [(row["vs_van_pct"], row["vs_suf_pct"]) for row in rows if row["arm"] == family]
-    known = [gain for gain in gains if None not in gain]
-    if known:
-        n_won = sum(min(gain) > 0 for gain in known)
+    mine = [row for row in rows if row["arm"] == family]
+    gains, least = (
+        [pair for row in mine if None not in (pair := (row[f"vs_van_{end}"], row[f"vs_suf_{end}"]))]
+        for end in ("pct", "low_pct")
+    )
+    if gains:
+        n_won, n_sure = (sum(min(pair) > 0 for pair in pairs) for pairs in (gains, least))
+        sure = f" In {n_sure} of them both gains have an interval above zero." if least else ""
         yield (
-            f"{family} beats the better of {VAN} and {SUF} in {n_won} of {len(known)} cells: those where all "
-            "three were measured."
+            f"{family} beats the better of {VAN} and {SUF} in {n_won} of {len(gains)} cells: those where all "
+            f"three were measured.{sure}"
         )
 
 

@@ -445,6 +445,15 @@ def test_every_family_has_its_headline_count():
     text = " ".join(render(best_k(rows, candidates=("kpad", "kfill"))).split())
     assert "kfill beats the better of van and suf in 1 of 2 cells" in text
     assert "kpad beats the better of van and suf in 1 of 2 cells" in text
+    assert text.count("In 1 of them both gains have an interval above zero.") == 2
+
+
+def test_a_gain_within_the_noise_is_counted_apart():
+    """It beats the baselines, and may not."""
+    speeds = {"van": [50, 55, 45], "suf@32": [80, 88, 72], "kpad@4": [70, 100, 80]}
+    text = " ".join(render(best_k(in_rounds(speeds))).split())
+    assert "kpad beats the better of van and suf in 1 of 1 cells" in text
+    assert "In 0 of them both gains have an interval above zero." in text
 
 
 # The same from rows, parts and CSV
