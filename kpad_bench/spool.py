@@ -1,7 +1,7 @@
 """Where the bytes of a pass wait to be read: a file without a name, out of the client's memory.
 
 A pass of 256 answers of 8,192 tokens brings some 600 MB. Their pieces are written in batches, beside the
-pass (``drive`` does it at its ticks) and never by the code that takes them in, and come back one answer
+pass (by a task of ``drive``) and never by the code that takes them in, and come back one answer
 at a time when it is over. Without room for the file they stay in memory: the pass is worth more than it.
 """
 
