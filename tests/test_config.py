@@ -140,7 +140,7 @@ def test_an_unreadable_file_is_told_with_the_way_out(tmp_path, name):
             "sentinel.k: unknown key; allowed here: arm, corpus, model, times",
         ),
         ({"sentinel": {"arm": "van"}}, "sentinel.model: missing"),
-        ({"isolation": "none"}, "isolation: 'none': allowed: 'boot' or 'reset'"),
+        ({"isolation": "none"}, "isolation: 'none': allowed: 'boot', 'reset' or 'resident'"),
         ({"load": 3}, "load: 3: must be a mapping of keys"),
         ({"load": {**SMALL["load"], "temperature": "warm"}}, "load.temperature: 'warm': must be a number"),
         ({"load": {**SMALL["load"], "temperature": -1}}, "load.temperature: -1: must be at least 0"),
@@ -430,9 +430,11 @@ def test_every_shipped_sweep_loads_by_its_name(name):
     assert {"n_prompts", "max_tokens", "temperature"} <= resolved.config.load.model_fields_set
 
 
-def test_shipped_sweeps_are_the_three():
-    """Quick start, the default of the command line and the night."""
-    assert shipped_sweeps() == ["default", "nightly-dgx-b200", "quickstart"]
+def test_shipped_sweeps_are_known_by_name():
+    """Quick start, the default of the command line, the night, and those of the evidence page."""
+    shipped = shipped_sweeps()
+    assert {"default", "nightly-dgx-b200", "quickstart", "h200-evidence"} <= set(shipped)
+    assert not {"arms", "models"} & set(shipped)
 
 
 def test_the_night_is_the_published_matrix():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kpad_bench.http1 import MAX_HEAD, MAX_LINE, ResponseReader, post_request
+from kpad_bench.http1 import MAX_HEAD, ResponseReader, post_request
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -16,7 +16,7 @@ CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 RESPONSES = {
     "chunks": (CHUNKED + b"5\r\nhello\r\nB\r\n to you all\r\n0\r\n\r\n", 200, b"hello to you all", True),
     "extensions and trailers": (
-        CHUNKED + b'5 ;a="0"\r\nhello\r\n00a\r\n to you al\r\n000;x\r\nX-Sum: 1\r\nY: 2\r\n\r\n',
+        CHUNKED + b'5;a="0"\r\nhello\r\n00a\r\n to you al\r\n000;x\r\nX-Sum: 1\r\nY: 2\r\n\r\n',
         200,
         b"hello to you al",
         True,
@@ -128,12 +128,12 @@ def test_without_a_length_the_end_of_the_connection_is_the_end():
         CHUNKED + b"\r\nhello\r\n",
         CHUNKED + b"5\r\nhelloo\r\n",
         CHUNKED + b"5\r\nhello" + b"x" * 9 + b"\r\n",
-        CHUNKED + b"5" * (MAX_LINE + 1),
+        CHUNKED + b"f" * 17,
     ],
 )
 def test_what_is_no_response_is_refused(stream):
     """Another protocol, a wrong length, framing that does not add up, a line without an end."""
-    with pytest.raises(ValueError, match=r"response|content-length|chunk"):
+    with pytest.raises(ValueError, match=r"no HTTP/1\.1 response"):
         ResponseReader().feed(stream)
 
 
