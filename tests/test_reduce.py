@@ -392,6 +392,18 @@ def test_a_compacted_run_gives_the_same_table(tmp_path):
     assert render(best_k(load_rows(run.path / "trials.parquet")), "json") == before
 
 
+def test_a_trial_measured_again_after_compaction_counts_as_it_is_now(tmp_path):
+    """Its part is newer than its row in the compacted file."""
+    run = write_run(tmp_path / "r", ("a", ok(4, 10.0)), ("b", ok(8, 9.0)))
+    run.compact()
+    run.write_trial(
+        {"trial_id": "b", "model": "m", "corpus": "c", "round": 1, **ok(8, 20.0)}, [], replace_ok=True
+    )
+    row, text = only_row(load_rows(run.path))
+    assert (row["best_k"], row["output_tok_per_s"], row["n_trials"]) == (8, 20, 1)
+    assert "twice" not in text
+
+
 def test_the_same_trial_read_twice_counts_once(tmp_path):
     """A run named twice, or beside its sweep, is counted once with a footnote."""
     write_run(tmp_path / "s" / "r", ("a", ok(4, 10.0, warnings=["w"])))

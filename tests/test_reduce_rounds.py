@@ -71,6 +71,23 @@ def test_only_rounds_that_hold_every_k_count():
     assert "incomplete, and left out: 1 of 4 rounds (1 without K=8)" in text
 
 
+def test_trials_in_rounds_that_do_not_count_are_not_counted():
+    """n_trials is of the figure beside it; a gain may rest on such a round, if it holds the baseline."""
+    speeds = {"kpad@4": [100, None, 90, 105], "kpad@8": CLEAR["kpad@8"], "van": [50, 56, 46, 54]}
+    row, _ = only_row(in_rounds(speeds))
+    assert (row["best_k"], row["n_rounds"], row["n_trials"]) == (8, 3, 3)
+    expected = stats.gain(list(zip(speeds["kpad@8"], speeds["van"], strict=True)))
+    assert row["vs_van_low_pct"] == pytest.approx(expected.low_pct, abs=1e-5)
+
+
+def test_repeats_are_averaged_to_the_same_bit_in_any_order():
+    """A sum of floats depends on its order; a table must not depend on that of its rows."""
+    rows = frame(*(("kpad", 4, speed) for speed in (1.0, 1.0, 1.0, 1e16)), round=1)
+    for order in ([0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2]):
+        row, _ = only_row(rows.iloc[order])
+        assert row["output_tok_per_s"] == sum([1.0, 1.0, 1.0, 1e16]) / 4
+
+
 def test_a_failed_trial_makes_its_round_incomplete():
     """As a missing one does; its reason is told."""
     rows = in_rounds(CLEAR)
@@ -209,6 +226,16 @@ def test_a_night_without_a_complete_round_is_left_out_by_name():
     assert "no round that holds every K, left out: n2" in text
     assert "the rounds of one run are the unit" in text
     assert "incomplete, and left out: 2 of 6 rounds (2 without K=8)" in text
+
+
+def test_a_night_that_is_left_out_says_nothing_of_the_design():
+    """Neither its own design nor its rounds are those of the night that decides."""
+    tied = {label: values[:3] for label, values in TIED.items()}
+    rows = nights(tied, {"kpad@4": [100.0] * 6})
+    rows["design"] = np.where(rows["run_id"] == "n1", "adaptive(3..8)", "fixed(6)")
+    row, text = only_row(rows)
+    assert (row["n_rounds"], row["stop_reason"]) == (3, "budget")
+    assert "several designs" not in text
 
 
 def test_nights_on_disk_that_must_not_be_pooled_name_their_runs(tmp_path):
@@ -353,6 +380,14 @@ def test_a_k_whose_full_share_some_trials_know_may_win():
     assert "K=8: the share of FULL graphs is not known of 1 of 4 trials (not_counted)" in text
 
 
+def test_one_trial_with_a_low_full_share_is_enough_to_leave_a_k_out():
+    """The others do not make it up."""
+    rows = in_rounds(CLEAR, full_share_decode=1.0)
+    rows.loc[(rows["k"] == 8) & (rows["round"] == 2), "full_share_decode"] = 0.4
+    row, _ = only_row(rows)
+    assert (row["best_k"], row["not_eligible"]) == (4, ["8: full_share 0.40 < 0.9"])
+
+
 def test_a_best_k_that_the_steady_window_does_not_confirm_is_not_established():
     """A footnote says which K it names; unknown for one K, it is not judged."""
     rows = in_rounds(CLEAR)
@@ -378,6 +413,9 @@ def test_what_explains_a_throughput_stands_beside_it():
     assert (row["acceptance_length"], row["step_time_ratio"]) == (2.5, pytest.approx(1.25))
     assert "R) is the mean step time of best_k over that of van-v1" in text
     assert pd.isna(row["vs_van_pct"])  # van-v1 explains; van is what users run
+    rows.loc[rows["round"] == 1, "step_time_mean"] = 0.008  # a slow round; van-v1 is missing from another
+    row, _ = only_row(rows[(rows["arm"] != "van-v1") | (rows["round"] != 4)])
+    assert row["step_time_ratio"] == pytest.approx((8 + 5 + 5) / (8 + 4 + 4))
     row, text = only_row(rows[rows["arm"] != "van-v1"])
     assert pd.isna(row["step_time_ratio"])
     assert "step_time_ratio" not in text
@@ -390,6 +428,19 @@ def test_the_same_doubt_with_other_figures_is_told_once():
     _, text = only_row(rows)
     assert "kpad@4, kpad@8: only 80.1% of steps were uniform (and 7 more with other figures)" in text
     assert text.count("uniform") == 1
+
+
+def test_doubts_come_in_the_same_order_whatever_the_order_of_the_rows():
+    """Sorted by their text, like the arms before it."""
+    rows = frame(("kpad", 8, 2.0, {"warnings": ["c", "a"]}), ("kpad", 4, 1.0, {"warnings": ["b", "e", "d"]}))
+    _, text = only_row(rows)
+    assert [line.partition(". ")[2] for line in text.splitlines()[1:]] == [
+        "kpad@8: a",
+        "kpad@4: b",
+        "kpad@8: c",
+        "kpad@4: d",
+        "kpad@4: e",
+    ]
 
 
 # The table
