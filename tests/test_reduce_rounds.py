@@ -531,7 +531,7 @@ def rounds_on_disk(path, speeds):
 SPEEDS = st.lists(st.floats(50, 150), min_size=3, max_size=3)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(st.fixed_dictionaries(dict.fromkeys(("van", "suf@32", "kpad@4", "kpad@6", "kpad@8"), SPEEDS)))
 def test_a_long_csv_says_what_the_rows_of_a_run_say(tmp_path_factory, speeds):
     """Several rounds, every arm: the same table to the last bit."""
