@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kpad_bench import stats
-from kpad_bench.blocks import ArmAtK, Cell, Mask, Values, complete, mean
+from kpad_bench.blocks import ArmAtK, Cell, Mask, Values, complete, mean, present
 from kpad_bench.errors import DataError
 from kpad_bench.schema import BEST_K, names
 from kpad_bench.stats import Decision, Design, Gain
@@ -115,7 +115,7 @@ def why_not_eligible(arm: ArmAtK) -> str | None:
 
 def choose(cell: Cell, eligible: list[ArmAtK]) -> Choice:
     """Decide among these Ks: by night where several nights have complete rounds, else by round."""
-    whole, present = complete(eligible), np.logical_or.reduce([arm.has for arm in eligible])
+    whole, some = complete(eligible), present(eligible)
     nights = cell.nights_in(whole)
     is_by_night = len(nights) > 1
     if is_by_night:
@@ -126,8 +126,8 @@ def choose(cell: Cell, eligible: list[ArmAtK]) -> Choice:
         used, design, designs = whole, None, frozenset[str | None]()
     else:
         # One complete round is no more than one trial of each K: then every value counts.
-        mine = present & (cell.night_of == nights[0]) if whole.sum() > 1 else present
-        used = whole if whole.sum() > 1 else present
+        mine = some & (cell.night_of == nights[0]) if whole.sum() > 1 else some
+        used = whole if whole.sum() > 1 else some
         rounds = [
             {arm.k: float(arm.speed[block]) for arm in eligible if not math.isnan(arm.speed[block])}
             for block in np.flatnonzero(mine)

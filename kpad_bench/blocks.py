@@ -93,7 +93,14 @@ class Cell:
 
 def complete(arms: Sequence[ArmAtK]) -> Mask:
     """The blocks that hold every one of these arms."""
-    return np.logical_and.reduce([arm.has for arm in arms])
+    mask: Mask = np.all([arm.has for arm in arms], axis=0)
+    return mask
+
+
+def present(arms: Sequence[ArmAtK]) -> Mask:
+    """The blocks that hold some of these arms."""
+    mask: Mask = np.any([arm.has for arm in arms], axis=0)
+    return mask
 
 
 def mean(values: Iterable[float]) -> float | None:

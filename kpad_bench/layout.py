@@ -64,7 +64,7 @@ class _Labels:
     @classmethod
     def of_column(cls, column: pd.Series[Any]) -> _Labels:
         """The labels of a categorical column."""
-        return cls(column.cat.codes.to_numpy(), column.cat.categories)
+        return cls(column.cat.codes.to_numpy(), list(column.cat.categories))
 
     @classmethod
     def of_some(cls, mask: NDArray[np.bool_], texts: pd.Series[Any]) -> _Labels:
@@ -121,11 +121,12 @@ class _Rows:
         )
 
     def _arm(self, arm: int, mine: Codes, block: Codes, n_blocks: int) -> ArmAtK:
-        ok, name_and_k = self.counts[mine], self.arms[arm]
+        ok, (name, k) = self.counts[mine], self.arms[arm]
         good, place = mine[ok], block[ok]
         shares = self.full_share[good]
         return ArmAtK(
-            *name_and_k,
+            name=name,
+            k=k,
             speed=_by_block(self.speed[good], place, n_blocks),
             steady=_by_block(self.steady[good], place, n_blocks),
             acceptance_length=_by_block(self.acceptance_length[good], place, n_blocks),
@@ -148,7 +149,9 @@ def _by_block(values: NDArray[np.float64], block: Codes, n_blocks: int) -> NDArr
         order = np.argsort(values)
         values, block = values[order], block[order]
     sums = np.bincount(block, weights=values, minlength=n_blocks)
-    return np.divide(sums, counts, out=np.full(n_blocks, np.nan), where=counts > 0)
+    means = np.full(n_blocks, np.nan)
+    np.divide(sums, counts, out=means, where=counts > 0)
+    return means
 
 
 def _failures(trials: pd.DataFrame, counts: NDArray[np.bool_]) -> _Labels:

@@ -8,11 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 
-import numpy as np
-
 from kpad_bench import stats
 from kpad_bench.bestrow import BUDGET, Choice, Row, Versus
-from kpad_bench.blocks import ArmAtK, Night
+from kpad_bench.blocks import ArmAtK, Night, present
 from kpad_bench.stats import ASSUMED
 
 _N_NAMED = 3
@@ -69,7 +67,7 @@ def _not_measured(choice: Choice) -> str:
 def _of_rounds(choice: Choice, nights: Collection[Night]) -> Iterator[str]:
     """What one value of the decision is, and which rounds are no part of it."""
     cell, n_rounds = choice.cell, choice.decision.n_rounds
-    held = cell.nights_in(np.logical_or.reduce([arm.has for arm in choice.eligible]))
+    held = cell.nights_in(present(choice.eligible))
     if choice.is_by_night:
         yield (
             f"the night is the unit: each of {n_rounds} runs is one value per K, the mean of its complete "
@@ -89,12 +87,12 @@ def _of_rounds(choice: Choice, nights: Collection[Night]) -> Iterator[str]:
 
 
 def _incomplete(choice: Choice) -> Iterator[str]:
-    present = np.logical_or.reduce([arm.has for arm in choice.eligible])
-    lacking = present & ~choice.used
+    some = present(choice.eligible)
+    lacking = some & ~choice.used
     if lacking.any():
         missing = {arm.k: int((lacking & ~arm.has).sum()) for arm in choice.eligible}
         counts = ", ".join(f"{n} without K={k}" for k, n in missing.items() if n)
-        yield f"incomplete, and left out: {lacking.sum()} of {present.sum()} rounds ({counts})"
+        yield f"incomplete, and left out: {lacking.sum()} of {some.sum()} rounds ({counts})"
 
 
 def _of_design(choice: Choice) -> Iterator[str]:
@@ -155,8 +153,8 @@ def _of_failures(arms: Sequence[ArmAtK]) -> Iterator[str]:
             n_all = sum(arm.failures.values()) + arm.n_ok
             which = f"{arm.label}, {n} of {n_all} trials" if arm.n_ok else arm.label
             by_reason.setdefault(reason, []).append(which)
-    for reason, which in sorted(by_reason.items()):
-        yield f"{'; '.join(which)} left out: {reason}"
+    for reason, trials in sorted(by_reason.items()):
+        yield f"{'; '.join(trials)} left out: {reason}"
 
 
 def _of_warnings(arms: Sequence[ArmAtK]) -> Iterator[str]:
@@ -164,8 +162,8 @@ def _of_warnings(arms: Sequence[ArmAtK]) -> Iterator[str]:
     alike: dict[str, dict[str, set[str]]] = {}
     for arm in arms:
         for warning in arm.warnings:
-            labels = alike.setdefault(_NUMBER.sub("#", warning), {})
-            labels.setdefault(warning, set()).add(arm.label)
+            told_by = alike.setdefault(_NUMBER.sub("#", warning), {})
+            told_by.setdefault(warning, set()).add(arm.label)
     for _, texts in sorted(alike.items()):
         labels = [arm.label for arm in arms if any(arm.label in found for found in texts.values())]
         first, *others = sorted(texts)
