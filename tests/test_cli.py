@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kpad_bench import cli, models, provenance, sweep
+from kpad_bench import cli, cli_tools, models, provenance, sweep
 from kpad_bench.configfile import data_dir, find_config
 from kpad_bench.corpus import corpora_dir
 
 COMMANDS = [
     ["sweep"],
     ["reduce"],
+    ["recommend"],
     ["models", "fetch"],
     ["corpora", "list"],
     ["corpora", "freeze"],
@@ -569,8 +570,8 @@ def test_writing_to_a_gone_reader_is_quiet_in_process(monkeypatch, tmp_path):
     gone.where = os.open(tmp_path / "stdout", os.O_CREAT | os.O_WRONLY)
     monkeypatch.setattr(sys, "stdout", gone)
     with pytest.raises(cli.typer.Exit) as caught:
-        cli._emit("data")
-    assert caught.value.exit_code == cli.EXIT_READER_GONE
+        cli_tools.emit("data")
+    assert caught.value.exit_code == cli_tools.EXIT_READER_GONE
     os.write(gone.where, b"more")
     os.close(gone.where)
     assert (tmp_path / "stdout").read_bytes() == b""
