@@ -22,6 +22,7 @@ MIXTURE = "(mixture)"
 _RUN = ["sweep", "run_id"]
 _ROUND = [*_RUN, "round"]
 _ARM = ["arm", "k"]
+_SPEED, _STEADY = "output_tok_per_s", "steady_output_tok_per_s"
 
 
 class Mixture(NamedTuple):
@@ -52,17 +53,18 @@ def mix(rows: pd.DataFrame, family: str, ks: Collection[int], weights: Mapping[s
     Rounds go together by sweep, run and number where two or more hold every K on every corpus; else every
     corpus counts by its mean for each K, which establishes nothing.
     """
-    speeds, designs = _speeds(rows, family, ks, weights)
+    speeds, steady, designs = _speeds(rows, family, ks, weights)
     whole = speeds.dropna()
     n_ks = whole[whole.index.get_level_values("arm") == family].groupby(_ROUND).size()
     complete = n_ks[n_ks == len(ks)].index
     is_paired = len(complete) > 1
     if is_paired:
         counted = whole[pd.MultiIndex.from_frame(whole.index.to_frame()[_ROUND]).isin(complete)]
+        steady = steady.loc[whole.index]
     else:
         counted = whole = speeds.groupby(_ARM).mean().dropna()
-    shares = np.array([weights[corpus] for corpus in whole.columns]) / math.fsum(weights.values())
-    mixed = np.exp((np.log(whole) * shares).sum(axis=1)).rename("output_tok_per_s").reset_index()
+        steady = steady.groupby(_ARM).mean().loc[whole.index]
+    mixed = pd.DataFrame({_SPEED: _mean(whole, weights), _STEADY: _mean(steady, weights)}).reset_index()
     mixed["corpus"] = MIXTURE
     if is_paired:
         mixed["design"] = [designs.get(run) for run in zip(*(mixed[name] for name in _RUN), strict=True)]
@@ -74,17 +76,25 @@ def mix(rows: pd.DataFrame, family: str, ks: Collection[int], weights: Mapping[s
     return Mixture(mixed, means, is_paired, int(speeds.groupby(_ARM).size().max()))
 
 
+def _mean(speeds: pd.DataFrame, weights: Mapping[str, float]) -> pd.Series[float]:
+    """The weighted geometric mean of each row; NaN where a corpus is not known."""
+    shares = np.array([weights[corpus] for corpus in speeds.columns]) / math.fsum(weights.values())
+    logs = speeds.apply(np.log).mul(shares, axis="columns")
+    return logs.sum(axis="columns", skipna=False).map(math.exp)
+
+
 def _speeds(
     rows: pd.DataFrame, family: str, ks: Collection[int], weights: Mapping[str, float]
-) -> tuple[pd.DataFrame, dict[tuple[str, str], str | None]]:
-    """Output tokens per second by arm, K and round (rows) and corpus (columns), repeats averaged; and the
-    design that each run names."""
-    ok = rows[(rows["status"] == OK) & rows["output_tok_per_s"].notna()]
+) -> tuple[pd.DataFrame, pd.DataFrame, dict[tuple[str, str], str | None]]:
+    """Output tokens per second of the whole pass and of the steady window, by arm, K and round (rows) and
+    corpus (columns), repeats averaged; and the design that each run names."""
+    ok = rows[(rows["status"] == OK) & rows[_SPEED].notna()]
     ok = ok[~ok["is_sentinel"].astype("boolean").fillna(value=False).astype(bool)]
     plain = pd.DataFrame({name: ok[name].astype("object").fillna("") for name in (*_RUN, "arm", "corpus")})
     plain["k"] = ok["k"].fillna(0).astype("int64")
     plain["round"] = ok["round"].fillna(1).astype("int64")
-    plain["output_tok_per_s"] = ok["output_tok_per_s"].astype("float64")
+    for name in (_SPEED, _STEADY):
+        plain[name] = ok[name].astype("float64")
     design = ok["design"].astype("object")
     designs = {
         (str(sweep), str(run_id)): text
@@ -95,5 +105,6 @@ def _speeds(
     is_family = (plain["arm"] == family) & plain["k"].isin(list(ks))
     is_base = plain["arm"].isin([name for name in BASELINES if name != family])
     used = plain[(is_family | is_base) & plain["corpus"].isin(list(weights))]
-    speeds = used.groupby([*_ARM, *_ROUND, "corpus"])["output_tok_per_s"].mean().unstack("corpus")
-    return speeds[list(weights)], designs
+    groups = used.groupby([*_ARM, *_ROUND, "corpus"])
+    speeds, steady = (pd.DataFrame(groups[name].mean().unstack("corpus")) for name in (_SPEED, _STEADY))
+    return speeds, steady, designs

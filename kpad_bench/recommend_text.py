@@ -23,6 +23,9 @@ FORMATS = ("text", "json", "yaml")
 WIDTH = 100
 #: Models of which a source says that the choice of K is delicate.
 _DELICATE = re.compile(r"405b", re.IGNORECASE)
+_NO_BASELINE = (
+    "no baseline was measured beside all of this: whether speculation or padding pays at all is not known"
+)
 
 
 def render(found: Recommendation, output_format: str) -> str:
@@ -106,11 +109,7 @@ def _reasons(found: Recommendation) -> Iterator[str]:
     if regret:
         yield f"risk: K={k} may lose up to {regret:.1f} % to another K of these"
     gains = [f"{_gain(one.gain)} over {one.base.label}" for one in found.versus]
-    yield (
-        f"gain of K={k}: {', '.join(gains)}"
-        if gains
-        else ("no baseline was measured beside it: whether speculation or padding pays at all is not known")
-    )
+    yield f"gain of K={k}: {', '.join(gains)}" if gains else _NO_BASELINE
     if found.by_load:
         yield _by_load(found)
 

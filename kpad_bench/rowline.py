@@ -78,33 +78,42 @@ def find_launch(
 
 
 def _latest(ok: pd.DataFrame) -> tuple[Line, str, str] | None:
-    """The line of the latest of these trials, its platform, and the trial; None where it holds none."""
+    """The line of the latest of these trials, its platform, and the trial; None where no row holds one."""
     order = ok.assign(run_id=ok["run_id"].astype(str)).sort_values(["run_id", "round"], kind="stable")
-    last = order.iloc[-1]
-    place = Path(str(last[PLACE]))
-    if not place.exists():  # a line of a CSV
+    found = []
+    for place, trials in (
+        order.groupby("corpus", observed=True).tail(1).groupby(PLACE, observed=True, sort=False)
+    ):
+        if Path(str(place)).exists():  # else it is a line of a CSV
+            found += _read_lines(Path(str(place)), list(trials["trial_id"]))
+    if not found:
         return None
+    latest = max(found, key=lambda one: list(order["trial_id"]).index(one[2]))
+    line, platform, trial_id = latest
+    if any(
+        (other.model, other.flags, other.env) != (line.model, line.flags, line.env) for other, _, _ in found
+    ):
+        differ = f"servers of different corpora were not started alike: the line is that of {trial_id}"
+        line = line._replace(notes=(*line.notes, differ))
+    return line, platform, trial_id
+
+
+def _read_lines(place: Path, trial_ids: list[str]) -> list[tuple[Line, str, str]]:
+    """The lines of these trials of one run or file, with their platforms."""
     records: list[dict[str, Any]] = read_rows([place], _COLUMNS).table.to_pylist()
-    for record in records:
-        if record["trial_id"] == last["trial_id"]:
-            line = measured_line(record["server_argv"] or [], record["server_env"] or [])
-            if line is not None:
-                return (
-                    line._replace(notes=(*line.notes, *_doubts(record))),
-                    _of_gpu(record["gpu_name"]),
-                    last["trial_id"],
-                )
-    return None
+    found = []
+    for record in (record for record in records if record["trial_id"] in trial_ids):
+        line = measured_line(record["server_argv"] or [], record["server_env"] or [])
+        if line is not None:
+            line = line._replace(notes=(*line.notes, *_doubts(record)))
+            found.append((line, CPU if record["gpu_name"] is None else GPU, str(record["trial_id"])))
+    return found
 
 
 def _doubts(record: dict[str, Any]) -> Iterator[str]:
     if record["affinity_by"]:
         by = record["affinity_by"]
         yield f"measured on CPUs {record['server_cpus']} alone, by {by}: the line does not pin"
-
-
-def _of_gpu(name: str | None) -> str:
-    return CPU if name is None else GPU
 
 
 def _platform(ok: pd.DataFrame) -> str:

@@ -239,7 +239,7 @@ def test_losses_of_a_mixture_are_what_they_are_said_to_be(data):
     rows = pd.DataFrame(
         {
             "status": "ok", "sweep": "s", "run_id": "r", "arm": "kpad", "corpus": c, "k": k, "round": 1,
-            "is_sentinel": False, "design": None, "output_tok_per_s": speed,
+            "is_sentinel": False, "design": None, "output_tok_per_s": speed, "steady_output_tok_per_s": None,
         }
         for (c, k), speed in speeds.items()
     )  # fmt: skip
@@ -261,6 +261,31 @@ def test_rounds_of_a_mixture_decide_together(tmp_path):
     assert (found.k, found.is_established, found.choice.decision.n_rounds) == (4, True, 3)
     assert found.versus[0].gain.low_pct is not None
     assert found.versus[0].gain.pct == pytest.approx(100 * (math.sqrt(101 * 100 / 2000) - 1), abs=0.5)
+
+
+def test_a_mixture_that_the_steady_window_contradicts_is_not_established(tmp_path):
+    """As for one corpus: most of such a pass is its tail."""
+    trials = [
+        (f"{corpus}{k}.{number}", ok(k, 100.0 + 10 * k, corpus=corpus, round=number,
+                                     steady_output_tok_per_s=300.0 - 10 * k))
+        for corpus in "ab" for k in (4, 8) for number in (1, 2, 3)
+    ]  # fmt: skip
+    write_run(tmp_path / "r", *trials)
+    found = asked_of(tmp_path / "r")
+    assert (found.k, found.choice.decision.is_established, found.is_established) == (8, True, False)
+    assert any("the steady window says K=4" in note for note in found.notes)
+
+
+def test_servers_that_were_not_started_alike_are_told(tmp_path):
+    """The line is that of the latest trial; another corpus had another one."""
+    one = {("kpad", 4, "a"): 100}
+    run_of(tmp_path / "r1", one, run_id="r1")
+    other = ok(4, 100.0, corpus="b", **{**started("kpad", 4), "server_env": ["A=1"]})
+    write_run(tmp_path / "r2", ("t", other), run_id="r2")
+    found = asked_of([tmp_path / "r2", tmp_path / "r1"])
+    assert (found.launch.trial_id, found.launch.line.env) == ("t", {"A": "1"})
+    assert "not started alike" in " ".join(found.launch.line.notes)
+    assert asked_of(tmp_path / "r1").launch.line.notes == ()
 
 
 def test_corpora_that_share_no_rounds_establish_nothing(tmp_path):
