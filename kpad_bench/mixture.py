@@ -48,7 +48,7 @@ class Mixture(NamedTuple):
 
 
 def mix(rows: pd.DataFrame, family: str, ks: Collection[int], weights: Mapping[str, float]) -> Mixture:
-    """The mixture of one model's trials of these Ks of a family, and of the baselines.
+    """The mixture of one model's trials (no sentinels) of these Ks of a family, and of the baselines.
 
     Rounds go together by sweep, run and number where two or more hold every K on every corpus; else every
     corpus counts by its mean for each K, which establishes nothing.
@@ -89,7 +89,6 @@ def _speeds(
     """Output tokens per second of the whole pass and of the steady window, by arm, K and round (rows) and
     corpus (columns), repeats averaged; and the design that each run names."""
     ok = rows[(rows["status"] == OK) & rows[_SPEED].notna()]
-    ok = ok[~ok["is_sentinel"].astype("boolean").fillna(value=False).astype(bool)]
     plain = pd.DataFrame({name: ok[name].astype("object").fillna("") for name in (*_RUN, "arm", "corpus")})
     plain["k"] = ok["k"].fillna(0).astype("int64")
     plain["round"] = ok["round"].fillna(1).astype("int64")
