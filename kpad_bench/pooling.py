@@ -76,15 +76,19 @@ def each_once(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 
 
 def pool(
-    rows: pd.DataFrame, candidates: Collection[str], baselines: Collection[str], allowed: Collection[str]
+    rows: pd.DataFrame,
+    candidates: Collection[str],
+    baselines: Collection[str],
+    allowed: Collection[str],
+    without_k: Collection[str] = NO_SPECULATION,
 ) -> dict[tuple[str, str], Cell]:
     """What is known of these arms at every K, by (model, corpus), all sorted.
 
     Sentinels are no part of it. ``allowed`` names columns of ``COMPARABLE`` or ``SAME_CELL`` in which
-    pooled trials may differ. Raises UsageError where others differ or a candidate has no trial, DataError
-    for rows that cannot be.
+    pooled trials may differ; ``without_k`` the arms that have no K. Raises UsageError where others differ
+    or a candidate has no trial, DataError for rows that cannot be.
     """
-    trials = _completed(rows, {*candidates, *baselines})
+    trials = _completed(rows, {*candidates, *baselines}, without_k)
     is_compared = ~trials["is_sentinel"]
     present = sorted(trials.loc[is_compared, "arm"].unique())
     absent = [name for name in candidates if name not in present]
@@ -114,7 +118,7 @@ def _shown(value: Any) -> str:
     return "null" if value is None else str(value)
 
 
-def _completed(rows: pd.DataFrame, used: Collection[str]) -> pd.DataFrame:
+def _completed(rows: pd.DataFrame, used: Collection[str], without_k: Collection[str]) -> pd.DataFrame:
     """Rows with every column that is used, of the right type; K is 0 where there is no speculation.
 
     Only rows of arms in ``used`` have to have the K of their arm; others are not looked at further.
@@ -126,8 +130,8 @@ def _completed(rows: pd.DataFrame, used: Collection[str]) -> pd.DataFrame:
     frame = pd.DataFrame(
         {name: _completed_column(rows, name, kind) for name, kind in kinds.items()}, copy=False
     )
-    frame.loc[frame["arm"].isin(NO_SPECULATION), "k"] = 0
-    _refuse_impossible(frame, used)
+    frame.loc[frame["arm"].isin(without_k), "k"] = 0
+    _refuse_impossible(frame, set(used).difference(without_k))
     return frame
 
 
@@ -172,9 +176,9 @@ def _without_null(column: pd.Series[Any]) -> pd.Series[Any]:
     return column.fillna("")
 
 
-def _refuse_impossible(frame: pd.DataFrame, used: Collection[str]) -> None:
+def _refuse_impossible(frame: pd.DataFrame, with_k: Collection[str]) -> None:
     speed = frame["output_tok_per_s"]
-    has_k = frame["arm"].isin([name for name in used if name not in NO_SPECULATION])
+    has_k = frame["arm"].isin(with_k)
     impossible = {
         "model": frame["model"].isna(),
         "corpus": frame["corpus"].isna(),

@@ -21,7 +21,7 @@ from kpad_bench.critical import LEVEL
 from kpad_bench.pooling import COLUMNS, each_once, plain_rows, pool
 from kpad_bench.remarks import remarks
 from kpad_bench.rows import PLACE, read_rows
-from kpad_bench.schema import BEST_K, names
+from kpad_bench.schema import BEST_K, Column, names
 from kpad_bench.tables import Note
 
 _DTYPES = {"int": "Int64", "float": "float64", "bool": "bool"}
@@ -29,15 +29,16 @@ _DTYPES = {"int": "Int64", "float": "float64", "bool": "bool"}
 _BETWEEN = "\x1e"
 
 
-def load_rows(paths: Iterable[Path | str] | Path | str) -> pd.DataFrame:
+def load_rows(paths: Iterable[Path | str] | Path | str, columns: Sequence[Column] = COLUMNS) -> pd.DataFrame:
     """Trials from run folders, sweep folders, Parquet files and long CSVs: one row each, none twice.
 
+    ``columns`` of the trials table are read, by default those of a best-K table, which have to be among them.
     Text is categorical, the warnings of a row are a tuple. A file without run ids is a run of its own.
     Raises UsageError or DataError, naming file, line, column and value, for what cannot be read, and for
     a trial that two files tell differently.
     """
     given = [paths] if isinstance(paths, Path | str) else list(paths)
-    read = read_rows([Path(path) for path in given], COLUMNS)
+    read = read_rows([Path(path) for path in given], columns)
     frame, repeated = each_once(_frame(read.table))
     unnamed = frame["run_id"].isna()
     if unnamed.any():

@@ -73,7 +73,7 @@ def render(
 
 def numbered(notes: Sequence[Note]) -> list[str]:
     """Footnotes with their numbers, one string each."""
-    return [f"{number}. {_printable(note.text)}" for number, note in enumerate(notes, 1)]
+    return [f"{number}. {printable(note.text)}" for number, note in enumerate(notes, 1)]
 
 
 def _plain(rows: Sequence[Mapping[str, Any]], summary: Sequence[str], notes: Sequence[Note]) -> str:
@@ -86,12 +86,12 @@ def _plain(rows: Sequence[Mapping[str, Any]], summary: Sequence[str], notes: Seq
             views = [view for view in views if view.title != title]
             cells = _cells(rows, views, notes)
     widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
-    lines, model = [_aligned(cells[0], widths)], None
+    lines, model = [aligned(cells[0], widths)], None
     for row, line in zip(rows, cells[1:], strict=True):
         if row["model"] != model:
             model = row["model"]
-            lines.append(_printable(model))
-        lines.append(_aligned(line, widths))
+            lines.append(printable(model))
+        lines.append(aligned(line, widths))
     left_out = [f"Left out for want of width: {', '.join(gone)}; --format md has all."] if gone else []
     for text in (*summary, " ".join([_legend(views, cells), *left_out])):
         lines += ["", *textwrap.wrap(text, WIDTH)]
@@ -105,8 +105,8 @@ def _cells(
     rows: Sequence[Mapping[str, Any]], views: Sequence[_View], notes: Sequence[Note]
 ) -> list[list[str]]:
     cells = [["model / corpus", *(view.title for view in views), "notes" if notes else ""]]
-    for row, marks in zip(rows, _marks(len(rows), notes), strict=True):
-        cells.append([f"  {_printable(row['corpus'])}", *(view.show(row) for view in views), marks])
+    for row, marks in zip(rows, marks_of(len(rows), notes), strict=True):
+        cells.append([f"  {printable(row['corpus'])}", *(view.show(row) for view in views), marks])
     return cells
 
 
@@ -120,8 +120,8 @@ def _legend(views: Sequence[_View], cells: Sequence[Sequence[str]]) -> str:
     return ". ".join(texts) + "."
 
 
-def _aligned(line: Sequence[str], widths: Sequence[int]) -> str:
-    """Names and notes to the left, figures to the right."""
+def aligned(line: Sequence[str], widths: Sequence[int]) -> str:
+    """One line of a table: names and notes to the left, figures to the right."""
     figures = [cell.rjust(width) for cell, width in zip(line[1:-1], widths[1:-1], strict=True)]
     return "  ".join([line[0].ljust(widths[0]), *figures, line[-1]]).rstrip()
 
@@ -131,8 +131,8 @@ def _markdown(rows: Sequence[Mapping[str, Any]], summary: Sequence[str], notes: 
     titles = ["model", "corpus", *(view.title for view in views), *(["notes"] if notes else [])]
     rule = ["---", "---", *("--:" for _ in views), *(["---"] if notes else [])]
     lines = [titles, rule]
-    for row, marks in zip(rows, _marks(len(rows), notes), strict=True):
-        cells = [_printable(row["model"]), _printable(row["corpus"]), *(view.show(row) for view in views)]
+    for row, marks in zip(rows, marks_of(len(rows), notes), strict=True):
+        cells = [printable(row["model"]), printable(row["corpus"]), *(view.show(row) for view in views)]
         cells += [marks] if notes else []
         lines.append([cell.replace("|", r"\|") for cell in cells])
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -144,11 +144,12 @@ def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(names(BEST_K))
-    writer.writerows([_csv_value(row[name]) for name in names(BEST_K)] for row in rows)
+    writer.writerows([csv_value(row[name]) for name in names(BEST_K)] for row in rows)
     return out.getvalue()
 
 
-def _csv_value(value: Any) -> str:
+def csv_value(value: Any) -> str:
+    """A value as a field of a CSV; null is empty."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -167,7 +168,7 @@ def _views(rows: Sequence[Mapping[str, Any]], *, is_wide: bool = False) -> list[
     """
     views = [
         _View("best K", lambda row: _text(row["best_k"])),
-        _View("tok/s", lambda row: _speed(row["output_tok_per_s"])),
+        _View("tok/s", lambda row: speed(row["output_tok_per_s"])),
         _View("95 %", _interval) if is_wide else _View("±", _half_width),
         _View("lead", lambda row: _percent(row["margin_pct"])),
         _View("tied", lambda row: ",".join(map(str, row["tie_set"] or [])) or _NOTHING),
@@ -178,7 +179,7 @@ def _views(rows: Sequence[Mapping[str, Any]], *, is_wide: bool = False) -> list[
         *(_gain_view(title, name, is_wide=is_wide) for title, name in _GAINS.items()),
     ]
     if len({row["arm"] for row in rows}) > 1:
-        views.insert(0, _View("arm", lambda row: _printable(row["arm"])))
+        views.insert(0, _View("arm", lambda row: printable(row["arm"])))
     always = ("arm", "best K", "tok/s", "lead", "tied", "sure", "pick", "risk")
     known = [view for view in views if view.title in always or any(view.show(r) != _NOTHING for r in rows)]
     return known if _tells_more(rows) else [view for view in known if view.title != "vs best"]
@@ -195,7 +196,7 @@ def _tells_more(rows: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _speed_view(title: str) -> _View:
-    return _View(title, lambda row: _speed(row[f"{title}_tok_per_s"]))
+    return _View(title, lambda row: speed(row[f"{title}_tok_per_s"]))
 
 
 def _gain_view(title: str, name: str, *, is_wide: bool) -> _View:
@@ -221,10 +222,10 @@ def _half_width(row: Mapping[str, Any]) -> str:
 
 
 def _interval(row: Mapping[str, Any]) -> str:
-    return _NOTHING if row["ci_low"] is None else f"{_speed(row['ci_low'])}..{_speed(row['ci_high'])}"
+    return _NOTHING if row["ci_low"] is None else f"{speed(row['ci_low'])}..{speed(row['ci_high'])}"
 
 
-def _marks(n_rows: int, notes: Sequence[Note]) -> list[str]:
+def marks_of(n_rows: int, notes: Sequence[Note]) -> list[str]:
     """The numbers of the notes of each row, neighbours as a range."""
     marks: list[list[int]] = [[] for _ in range(n_rows)]
     for number, note in enumerate(notes, 1):
@@ -248,7 +249,8 @@ def _text(value: Any) -> str:
     return _NOTHING if value is None else str(value)
 
 
-def _speed(value: float | None) -> str:
+def speed(value: float | None) -> str:
+    """Tokens per second, for people."""
     if value is None:
         return _NOTHING
     return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
@@ -258,6 +260,6 @@ def _percent(value: float | None, sign: str = "") -> str:
     return _NOTHING if value is None else f"{value:{sign}.1f}%"
 
 
-def _printable(text: Any) -> str:
+def printable(text: Any) -> str:
     """Text on one line, without anything that steers a terminal."""
     return "".join(c if c.isprintable() else " " for c in str(text))
