@@ -368,7 +368,7 @@ def test_a_baseline_that_is_ahead_of_every_k_is_recommended_plainly(tmp_path, co
 
 
 @pytest.mark.parametrize(
-    ("van", "is_sure"), [((130, 131, 132), True), ((80, 160, 100), False)], ids=["clear", "noisy"]
+    ("van", "is_sure"), [((130, 131, 132), True), ((99, 112, 104), False)], ids=["clear", "noisy"]
 )
 def test_how_sure_it_is_that_padding_does_not_pay(tmp_path, van, is_sure):
     """By the interval of the gain, where several rounds give one."""
