@@ -174,6 +174,37 @@ def recommend(  # noqa: PLR0913, PLR0917 one parameter per option
     emit(render(decide(load_rows(paths), asked), output_format))
 
 
+@app.command(
+    epilog="Example: kpad-bench compare results/default/OLD results/default/NEW --fail-on regression:3%"
+)
+def compare(
+    base: Annotated[Path, typer.Argument(help="The night before: a run, a sweep, Parquet or a long CSV.")],
+    new: Annotated[Path, typer.Argument(help="The night to judge, as one of the same.")],
+    output_format: Annotated[str, typer.Option("--format", help="table, md, csv or json.")] = "table",
+    fail_on: Annotated[
+        str | None, typer.Option(help="regression:3%: exit 5 when something is shown to be that much slower.")
+    ] = None,
+    allow_mixed: Annotated[str, typer.Option(help="Columns in which trials and loads may differ.")] = "",
+) -> None:
+    """What changed between two nights, how sure that is, and the causes to look at first."""
+    one_of("--format", output_format, ("table", "md", "csv", "json"))
+    from kpad_bench.compare import COLUMNS, parse_fail_on, regressions
+    from kpad_bench.compare import compare as compare_rows
+    from kpad_bench.compare_text import remarks, render
+    from kpad_bench.errors import CheckFailed
+    from kpad_bench.reduce import load_rows
+
+    limit_pct = None if fail_on is None else parse_fail_on(fail_on)
+    before, after = (load_rows(path, COLUMNS) for path in (base, new))
+    found = compare_rows(before, after, frozenset(words(allow_mixed)))
+    emit(render(found, output_format))
+    for text in remarks(found) if output_format in ("csv", "json") else ():
+        say(text)
+    slower = [] if limit_pct is None else regressions(found, limit_pct)
+    if slower:
+        raise CheckFailed("\n  ".join([f"slower by more than {limit_pct:g} %:", *slower]))
+
+
 @app.command(epilog="Example: kpad-bench verify --config quickstart --k 4,8")
 def verify(  # noqa: PLR0913, PLR0917 one parameter per option
     model: Annotated[

@@ -21,6 +21,7 @@ COMMANDS = [
     ["sweep"],
     ["reduce"],
     ["recommend"],
+    ["compare"],
     ["models", "fetch"],
     ["corpora", "list"],
     ["corpora", "freeze"],
