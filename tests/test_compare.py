@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import io
 import json
 import math
 import random
 import sys
+from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, settings
@@ -22,6 +25,7 @@ from kpad_bench.errors import UsageError
 from kpad_bench.nights import CellPair, compare_nights
 from kpad_bench.reduce import load_rows
 
+SCRIPTS = Path(__file__).parent.parent / "scripts"
 #: Rounds that vary by half a percent.
 STEADY = (100.0, 100.5, 99.5)
 
@@ -159,6 +163,15 @@ def test_what_is_no_throughput_is_refused(cells):
     """No cell, no value, zero and infinity are errors of the caller."""
     with pytest.raises(ValueError, match=r"cell|throughput"):
         compare_nights(cells)
+
+
+def test_the_simulation_of_nights_runs(monkeypatch):
+    """Percentages of two tables: all between 0 and 100, and a cell that fell by half is found."""
+    monkeypatch.syspath_prepend(SCRIPTS)
+    nights = importlib.import_module("simulate_nights")
+    false, found, *held = nights.rates(nights.Case(n_cells=8, regression=0.5), 2, np.random.default_rng(1))
+    assert (false, found) == (0, 100)
+    assert all(0 <= share <= 100 for share in held)
 
 
 # Rows
