@@ -339,6 +339,13 @@ def test_sentinels_have_a_line_of_their_own():
     assert compare(base, night()).sentinels == []
 
 
+def test_sentinels_of_other_loads_are_refused():
+    """A sentinel with other prompts says nothing about the night."""
+    base, new = (pd.concat([night(), sentinel(1.0).assign(corpus_digest=d)]) for d in ("d1", "d2"))
+    with pytest.raises(UsageError, match="m c9 suf@32: corpus_digest is"):
+        compare(base, new)
+
+
 def test_nights_of_sentinels_alone_are_refused():
     """There is nothing to compare, and the message says on which side."""
     with pytest.raises(UsageError, match="NEW has no trial"):
@@ -367,6 +374,14 @@ def test_a_slower_night_is_a_regression():
     found = compare(night(n_corpora=1), night(0.9, n_corpora=1))
     assert [line.partition(":")[0] for line in regressions(found, 3)] == ["the whole night"]
     assert regressions(found, 10) == []
+
+
+def test_a_cell_that_beats_its_slower_night_is_no_regression():
+    """Slower than before by more than the limit, but significantly faster than its night: the night is it."""
+    found = compare(night(n_corpora=3), night(0.8, n_corpora=3, jump=1.15))
+    cell = next(cell for cell in found.cells if cell.change.is_significant)
+    assert (cell.change.pct < -3, cell.change.beyond_pct > 10) == (True, True)
+    assert [line.partition(":")[0] for line in regressions(found, 3)] == ["the whole night"]
 
 
 @pytest.mark.parametrize(
