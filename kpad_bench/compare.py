@@ -6,6 +6,7 @@ load are refused, differences of machine and software are named as causes. Write
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
@@ -27,7 +28,8 @@ from kpad_bench.schema import OK, TRIALS
 
 #: The columns of the trials table that a comparison is made from.
 COLUMNS = tuple(column for column in TRIALS if column in {*POOLED, *alike.COLUMNS})
-#: What became of the best K. Shown: each night measured that the other's best K is slower than its own.
+#: What became of the best K. Shown: on each night the other's best K is slower than its own, by its rounds
+#: and by more than a night does to single cells.
 SAME, SHOWN, NOT_SHOWN = "no", "shown", "not shown"
 _FAIL_ON = re.compile(r"regression:(\d+(?:\.\d+)?)%")
 
@@ -111,7 +113,7 @@ def compare(base: pd.DataFrame, new: pd.DataFrame, allow_mixed: Collection[str] 
     return Comparison(
         cells=cells,
         nights=nights,
-        best_ks=_best_ks(one.cells, other.cells),
+        best_ks=_best_ks(one.cells, other.cells, {cell.key: cell for cell in cells}),
         sentinels=_sentinels(base, new, allow_mixed),
         only_base=_only(one, other),
         only_new=_only(other, one),
@@ -208,20 +210,23 @@ def _sentinels(base: pd.DataFrame, new: pd.DataFrame, allowed: Collection[str]) 
 
 
 def _best_ks(
-    base: Mapping[tuple[str, str], Cell], new: Mapping[tuple[str, str], Cell]
+    base: Mapping[tuple[str, str], Cell],
+    new: Mapping[tuple[str, str], Cell],
+    compared: Mapping[Key, Compared],
 ) -> dict[tuple[str, str, str], BestK]:
     found = {}
     for place in sorted(base.keys() & new.keys()):
         families = [{arm.name for arm in cell.arms if arm.k} for cell in (base[place], new[place])]
         for family in sorted(families[0] & families[1]):
-            best = _best_k(best_row(base[place], family), best_row(new[place], family))
+            mine = {key[3]: cell for key, cell in compared.items() if key[:3] == (*place, family)}
+            best = _best_k(best_row(base[place], family), best_row(new[place], family), mine)
             if best is not None:
                 found[(*place, family)] = best
     return found
 
 
-def _best_k(base: Row, new: Row) -> BestK | None:
-    """None where there is nothing to choose, or nothing that may be chosen."""
+def _best_k(base: Row, new: Row, compared: Mapping[int, Compared]) -> BestK | None:
+    """None where there is nothing to choose, or nothing that may be chosen. ``compared``: by K."""
     if base.choice is None or new.choice is None:
         return None
     one, other = base.choice.decision, new.choice.decision
@@ -234,8 +239,25 @@ def _best_k(base: Row, new: Row) -> BestK | None:
         one.tie_basis == other.tie_basis == stats.MEASURED
         and other.best_k in ks[0] - set(one.tie_set)
         and one.best_k in ks[1] - set(other.tie_set)
+        and _swapped(compared.get(one.best_k), compared.get(other.best_k))
     )
     return BestK(one.best_k, other.best_k, SHOWN if is_shown else NOT_SHOWN)
+
+
+def _swapped(was: Compared | None, now: Compared | None) -> bool:
+    """Whether each of two Ks led on its night by more than the rounds and the night do to single cells.
+
+    The lead of one K over another on one night varies like the change of one K between two nights.
+    """
+    if was is None or now is None or was.change.high_pct is None or now.change.high_pct is None:
+        return False
+    least = max(
+        math.log((100 + cell.change.high_pct) / (100 + cell.change.pct))
+        for cell in (was, now)
+        if cell.change.high_pct is not None
+    )
+    leads = was.base_tok_per_s / now.base_tok_per_s, now.new_tok_per_s / was.new_tok_per_s
+    return min(map(math.log, leads)) > least
 
 
 def _only(mine: _Side, theirs: _Side) -> dict[Key, str]:

@@ -303,6 +303,7 @@ def test_an_arm_without_speculation_may_have_any_name():
         ((1.0, 1.2), (1.2, 1.0), "shown"),
         ((1.0, 1.2), (1.001, 1.0), "not shown"),
         ((1.0, 1.001), (1.001, 1.0), "not shown"),
+        ((1.0, 1.006), (1.006, 1.0), "not shown"),  # by its rounds each is sure, but a night does as much
     ],
 )
 def test_a_best_k_changed_only_where_both_nights_say_so(base, new, change):
