@@ -72,9 +72,9 @@ def by_round(frame: pd.DataFrame, value: str, arm: str, base: str) -> list[tuple
     return [(math.exp(mean), 1.0) for mean in ratios.groupby("round").mean()]
 
 
-def change(frame: pd.DataFrame, arm: str, base: str) -> str:
+def change(frame: pd.DataFrame, arm: str, base: str, value: str = "output_tok_per_s") -> str:
     """Change of throughput in percent, its interval over rounds, and the number of rounds."""
-    pairs = by_round(frame, "output_tok_per_s", arm, base)
+    pairs = by_round(frame, value, arm, base)
     found = gain(pairs)
     assert found.low_pct is not None
     assert found.high_pct is not None
@@ -148,12 +148,21 @@ def gains(frame: pd.DataFrame, whole: pd.DataFrame) -> Iterator[str]:
 
 
 def comparisons(frame: pd.DataFrame, whole: pd.DataFrame) -> Iterator[str]:
-    """Throughput of one arm over another: whole rounds, all rounds, and each corpus."""
-    yield f"| arm over arm | whole rounds | with the part round | {' | '.join(CORPORA)} | what it tells |"
-    yield f"|---|---|---|{'---|' * len(CORPORA)}---|"
+    """Throughput of one arm over another: whole rounds, all rounds, the steady window, and each corpus."""
+    titles = [
+        "arm over arm",
+        "whole rounds",
+        "with the part round",
+        "steady window",
+        *CORPORA,
+        "what it tells",
+    ]
+    yield f"| {' | '.join(titles)} |"
+    yield f"|{'---|' * len(titles)}"
     for arm, base, what in QUESTIONS:
         each = [change(frame[frame["corpus"] == corpus], arm, base) for corpus in CORPORA]
-        overall = [change(whole, arm, base), change(frame, arm, base)]
+        steady = change(whole, arm, base, "steady_output_tok_per_s")
+        overall = [change(whole, arm, base), change(frame, arm, base), steady]
         yield f"| {arm} over {base} | {' | '.join([*overall, *each])} | {what} |"
 
 
