@@ -73,7 +73,7 @@ def by_round(frame: pd.DataFrame, value: str, arm: str, base: str) -> list[tuple
 
 
 def change(frame: pd.DataFrame, arm: str, base: str, value: str = "output_tok_per_s") -> str:
-    """Change of throughput in percent, its interval over rounds, and the number of rounds."""
+    """Change of a measure in percent, its interval over rounds, and the number of rounds."""
     pairs = by_round(frame, value, arm, base)
     found = gain(pairs)
     assert found.low_pct is not None
@@ -136,6 +136,16 @@ def engine(frame: pd.DataFrame) -> Iterator[str]:
             f"{spread(mine['acceptance_length'], digits=2)} | "
             f"{spread(mine['front_end_cpu_share'], digits=2)} | {mine['chunk_merge_share'].max():.3f} |"
         )
+
+
+def steps(whole: pd.DataFrame) -> Iterator[str]:
+    """What a step costs and yields in one arm over another."""
+    yield "| arm over arm | decode step | tokens per step |"
+    yield "|---|---|---|"
+    for arm, base, _ in QUESTIONS:
+        if "van" not in (arm, base):
+            each = [change(whole, arm, base, value) for value in ("step_time_mean", "acceptance_length")]
+            yield f"| {arm} over {base} | {' | '.join(each)} |"
 
 
 def gains(frame: pd.DataFrame, whole: pd.DataFrame) -> Iterator[str]:
@@ -247,6 +257,7 @@ def tables() -> dict[str, str]:
         "passes": passes(frame),
         "idle": idle(RUN / "idle.csv"),
         "engine": engine(whole),
+        "steps": steps(whole),
         "throughput": throughput(whole),
         "gains": gains(frame, whole),
         "comparisons": comparisons(frame, whole),
