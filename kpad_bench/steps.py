@@ -21,10 +21,11 @@ WORKER, FRONT_END = "worker", "front_end"
 class StepDeltas:
     """What the plugin counted in a pass; None for what it does not count.
 
-    ``source``: the worker that is the output rank, or the front end (the API process). ``decode_*`` are steps in which every request was past its prompt. ``timed_*`` are steps whose end
-    is known to be the start of the next one; their times are ns, and ``decode_bins`` is a histogram:
-    bin -> steps of about e^(bin / BINS_PER_E) ns. ``disagree`` names counters on which the ranks
-    differ, ``backwards`` those that fell.
+    ``source``: the worker that is the output rank, or the front end (the API process). ``decode_*`` are
+    steps in which every request was past its prompt. ``timed_*`` are steps whose end is known to be the
+    start of the next one; their times are ns, and ``decode_bins`` is a histogram: bin -> steps of about
+    e^(bin / BINS_PER_E) ns. ``disagree`` names counters on which the ranks differ, ``backwards`` those
+    that fell.
     """
 
     steps: int | None = None
@@ -85,8 +86,9 @@ def front_end_deltas(
 ) -> StepDeltas | None:
     """What the plugin's stat logger counted between two dumps of ``/metrics``; None where it did not.
 
-    Each dump as (name, labels, value), labels ignored. Steps that brought output, of all engines, as the API process was told of them. Pads and real drafts
-    are not known there. A counter that is first there in the second dump rose from 0.
+    Each dump as (name, labels, value), labels ignored. Steps that brought output, of all engines, as the
+    API process was told of them. Pads and real drafts are not known there. A counter that is first there
+    in the second dump rose from 0.
     """
     old, new = _front_counts(before), _front_counts(after)
     if not new or "steps" not in old:
