@@ -45,6 +45,11 @@ _OTHER = re.compile(
 _PLUGIN_START = re.compile(r"padding/\w+\.py\", line \d+, in (register|install|wrap_engine|check_signature)")
 #: What stands in a log once there is room for the KV cache: an out-of-memory after it is not the weights'.
 _AFTER_KV = re.compile(r"KV cache size: |Capturing CUDA graphs|warming up sampler")
+#: The last line of a boot. What stands above it did not keep the server from serving.
+_STARTED = "Application startup complete"
+#: Causes that a server which has served can still die of.
+SERVING_CAUSES = frozenset(("plugin_error", "illegal_access", "oom"))
+_MAX_LEN = re.compile(r"estimated maximum model length is (\d+)")
 
 
 class Cause(NamedTuple):
@@ -60,22 +65,32 @@ def classify(log: str, returncode: int | None, *, is_ready: bool = False) -> Cau
     ``is_ready``: it had answered before it died. A death by signal that the log does not explain is
     ``server_killed`` with the signal's name; a death after ready without one is ``engine_died``.
     """
+    if is_ready:
+        log = log.rpartition(_STARTED)[2]
     lines = [_PREFIX.sub("", line).rstrip() for line in re.split(r"[\r\n]+", log)]
     shown = _root_line(lines)
     evidence = _evidence(lines)
     if shown is not None and any(_PLUGIN_START.search(line) for line in lines):
         return Cause("plugin_error", shown)
     for cause, pattern in CAUSES:
+        if is_ready and cause not in SERVING_CAUSES:
+            continue
         found = next((line for line in evidence if re.search(pattern, line)), None)
         if found is not None:
             is_capture = cause == "oom" and not is_ready and any(_AFTER_KV.search(line) for line in lines)
-            return Cause("capture_oom" if is_capture else cause, found.strip())
+            return Cause("capture_oom" if is_capture else cause, found.strip() + _way_out(cause, found))
     if returncode is not None and returncode < 0:
         return Cause("server_killed", f"killed by {_signal_name(-returncode)}")
     if is_ready:
         left = f"exit status {returncode}" if returncode is not None else f"last line: {last_line(log)}"
         return Cause("engine_died", shown or left)
     return Cause("unknown", shown or f"exit status {returncode} and nothing in the log that explains it")
+
+
+def _way_out(cause: str, line: str) -> str:
+    """What to change, where the line itself says how far; else nothing."""
+    found = _MAX_LEN.search(line) if cause == "kv_too_small" else None
+    return "" if found is None else f" (way out: server.max_model_len of at most {found[1]}, or more memory)"
 
 
 def _signal_name(number: int) -> str:

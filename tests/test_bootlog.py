@@ -220,6 +220,32 @@ def test_an_out_of_memory_while_serving_is_not_the_capture_s():
     assert classify(log, 1, is_ready=True).cause == "oom"
 
 
+REQUEST_FAULTS = f"""\
+{API}ERROR 01-02 03:09:05 [serving.py:80] Error in preprocessing prompt inputs
+{API}Traceback (most recent call last):
+{API}  File "/env/vllm/entrypoints/openai/serving.py", line 9, in create
+{API}pydantic_core._pydantic_core.ValidationError: 1 validation error for ChatCompletionRequest
+  Value error, min_p is not supported [type=value_error, input_value=0.1, input_type=float]
+{API}OSError: [Errno 98] Address already in use
+"""
+
+
+def test_what_a_serving_server_logged_before_it_was_killed_is_not_why():
+    """Neither a fault above the line of readiness nor the refusal of one request ends a server: the signal did."""
+    handled = f"{API}huggingface_hub.errors.LocalEntryNotFoundError: Cannot find the requested files\n"
+    log = handled + HEALTHY + REQUEST_FAULTS
+    assert classify(log, -signal.SIGKILL, is_ready=True) == ("server_killed", "killed by SIGKILL")
+    assert classify(log + f"{CORE}{ILLEGAL}\n", 1, is_ready=True).cause == "illegal_access"
+
+
+def test_a_context_that_does_not_fit_says_how_long_it_may_be():
+    """One request does not fit: the estimated maximum length is the way out; without an estimate there is none."""
+    found = classify(core_died(KV_SMALL), 1)
+    assert found.cause == "kv_too_small"
+    assert found.detail.endswith("(way out: server.max_model_len of at most 4096, or more memory)")
+    assert "way out" not in classify(core_died(KV_SMALLER), 1).detail
+
+
 def test_a_death_while_serving_that_is_in_no_class_shows_its_exception():
     """engine_died with the last exception that is not a generic one."""
     dead = f"{API}vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.\n"
