@@ -84,10 +84,10 @@ def server_env(entry: ModelEntry, arm: Arm, server: Server) -> dict[str, str]:
         "ARCTIC_INFERENCE_ENABLED": "0",
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",  # never a download in a timed boot: `models prefetch` comes before
         "TZ": "UTC",
     }
-    offline = {"HF_HUB_OFFLINE": "1"} if entry.local else {}
-    return {**fixed, **offline, **server.env, **entry.env, **arm_env(arm)}
+    return {**fixed, **server.env, **entry.env, **arm_env(arm)}
 
 
 def suffix_settings(arm: Arm) -> dict[str, float | int | None]:

@@ -43,6 +43,8 @@ class ModelEntry(Frozen):
     boot_estimate_s: float = Field(default=120.0, gt=0)
     stalled_s: float | None = Field(default=None, gt=0)
     trust_remote_code: bool = False
+    #: the hub gives it only to accounts that have accepted its terms
+    gated: bool = False
     extra_args: tuple[str, ...] = ()
     #: flags that only some builds of vLLM have: given when ``--help`` of the installed one lists them
     optional_args: tuple[str, ...] = ()

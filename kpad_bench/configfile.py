@@ -15,6 +15,7 @@ from typing import Any, get_args
 import yaml
 from pydantic import ValidationError
 
+from kpad_bench import model_lock
 from kpad_bench.config import MOST_K, Arm, Frozen, ModelEntry, Resolved, SweepConfig
 from kpad_bench.errors import HostError, UsageError
 
@@ -195,7 +196,22 @@ def load_sweep(path: Path, overrides: Mapping[str, Any] | None = None) -> Resolv
     where = f"{path} with options" if overrides else str(path)
     config: SweepConfig = validate(SweepConfig, data, where)
     _check_by_corpus(config, corpora, where)
-    return resolve(config, {**load_models(), **models}, {**load_arms(), **arms}, where)
+    resolved = resolve(config, {**load_models(), **models}, {**load_arms(), **arms}, where)
+    return resolved.model_copy(update={"models": pinned_models(resolved.models)})
+
+
+def model_lock_path() -> Path:
+    """Where ``models prefetch`` keeps the commits it has found."""
+    return cache_dir() / model_lock.FILE
+
+
+def pinned_models(models: Mapping[str, ModelEntry]) -> dict[str, ModelEntry]:
+    """The entries with the commits of the lock in place of names that may come to mean another one."""
+    commits = model_lock.read(model_lock_path())
+    found = {tag: commits.get(model_lock.key(one.hf_id or "", one.revision)) for tag, one in models.items()}
+    return {
+        tag: one.model_copy(update={"revision": found[tag] or one.revision}) for tag, one in models.items()
+    }
 
 
 def _listed(value: Any) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from kpad_bench.config import ModelEntry, Resolved
-from kpad_bench.configfile import load_models
+from kpad_bench.configfile import load_models, pinned_models
 from kpad_bench.corpus import FrozenCorpus
 from kpad_bench.corpus_hub import is_offline
 from kpad_bench.corpus_manifest import load_manifest
@@ -49,13 +49,13 @@ def _is_path(name: str) -> bool:
 
 
 def _entry(name: str) -> ModelEntry:
-    models = load_models()
+    models = pinned_models(load_models())
     if name in models:
         return models[name]
     if _is_path(name):
         return ModelEntry(local=str(Path(os.path.expanduser(name)).resolve()), family="local")
     if name.count("/") == 1:
-        return ModelEntry(hf_id=name, family=name)
+        return pinned_models({name: ModelEntry(hf_id=name, family=name)})[name]
     raise UsageError(
         f"--tokenizer: {name!r}: no such model; allowed: {', '.join(sorted(models))}, a hub id (org/name) or "
         "a local path (./folder)"

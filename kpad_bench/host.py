@@ -17,6 +17,7 @@ from kpad_bench.attached import attach
 from kpad_bench.config import Cpus, Resolved
 from kpad_bench.errors import HostError, UsageError
 from kpad_bench.hostcpu import require_cpus
+from kpad_bench.hubcache import missing_models
 from kpad_bench.models import models_dir
 from kpad_bench.plan import Plan
 from kpad_bench.reading import AnyServer
@@ -62,6 +63,8 @@ def expected_vllm(resolved: Resolved, attached: AnyServer | None) -> str | None:
         raise HostError("vLLM is not installed here; run `make setup` (CPU) or pip install 'kpad-bench[gpu]'")
     if not provenance.is_plugin_installed():
         raise HostError("the vLLM plugin 'kpad' is not installed; install this package with pip")
+    if absent := missing_models(resolved):
+        raise HostError("\n".join(absent.values()))
     return version
 
 
