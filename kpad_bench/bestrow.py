@@ -145,11 +145,21 @@ def over(choice: Choice, base: ArmAtK) -> Versus:
 
     Where none does, the ratio of the means, without an interval.
     """
-    best, common = choice.best, choice.best.has & base.has
+    found = paired(choice.cell, choice.best, base)
+    if found.common.any():
+        return found
+    apart = stats.gain_pct(choice.decision.tok_per_s, base.mean or math.nan)
+    return found._replace(gain=Gain(apart, None, None))
+
+
+def paired(cell: Cell, arm: ArmAtK, base: ArmAtK) -> Versus:
+    """The gain of one arm of a cell over another, in the same way."""
+    common = arm.has & base.has
     if not common.any():
-        apart = stats.gain_pct(choice.decision.tok_per_s, base.mean or math.nan)
-        return Versus(base, Gain(apart, None, None), common)
-    values, bases = (choice.cell.unit_means(arm.speed, common).tolist() for arm in (best, base))
+        return Versus(
+            base, Gain(stats.gain_pct(arm.mean or math.nan, base.mean or math.nan), None, None), common
+        )
+    values, bases = (cell.unit_means(one.speed, common).tolist() for one in (arm, base))
     return Versus(base, stats.gain(list(zip(values, bases, strict=True))), common)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import pyarrow as pa
@@ -22,6 +22,7 @@ from kpad_bench.pooling import COLUMNS, each_once, plain_rows, pool
 from kpad_bench.remarks import remarks
 from kpad_bench.rows import PLACE, read_rows
 from kpad_bench.schema import BEST_K, Column, names
+from kpad_bench.stats import Gain
 from kpad_bench.tables import Note
 
 _DTYPES = {"int": "Int64", "float": "float64", "bool": "bool"}
@@ -107,6 +108,30 @@ def _nights(cells: Iterable[Cell], family: str) -> set[Night]:
     }
 
 
+class Wins(NamedTuple):
+    """In how many cells a family beats the better of van and suf, of those where all three are there."""
+
+    n_won: int
+    n_cells: int
+    #: Cells in which both gains have an interval above zero; None where no cell has intervals.
+    n_shown: int | None
+
+
+def wins(rows: Sequence[Mapping[str, Any]], family: str) -> Wins:
+    """Count the rows of a best-K table in which a family wins."""
+    mine = [row for row in rows if row["arm"] == family]
+    gains = [gain for row in mine if (gain := over_better(row))]
+    least = [pair for row in mine if None not in (pair := (row["vs_van_low_pct"], row["vs_suf_low_pct"]))]
+    n_shown = sum(min(pair) > 0 for pair in least) if least else None
+    return Wins(sum(gain.pct > 0 for gain in gains), len(gains), n_shown)
+
+
+def over_better(row: Mapping[str, Any]) -> Gain | None:
+    """The gain of a row of a best-K table over the better of van and suf; None where one is missing."""
+    gains = [Gain(*(row[f"vs_{base}_{end}"] for end in ("pct", "low_pct", "high_pct"))) for base in BASELINES]
+    return None if any(gain.pct is None for gain in gains) else min(gains, key=lambda gain: gain.pct)
+
+
 def render(table: pd.DataFrame, output_format: str = "table") -> str | bytes:
     """A best-K table as table, md, csv, json (str) or parquet (bytes)."""
     notes, rows = _notes(table), _rows(table)
@@ -127,18 +152,16 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _headline(rows: Sequence[Mapping[str, Any]], family: str) -> Iterator[str]:
-    """In how many cells a family beats the better of van and suf, of those where all three are there."""
-    mine = [row for row in rows if row["arm"] == family]
-    gains, least = (
-        [pair for row in mine if None not in (pair := (row[f"vs_van_{end}"], row[f"vs_suf_{end}"]))]
-        for end in ("pct", "low_pct")
-    )
-    if gains:
-        n_won, n_sure = (sum(min(pair) > 0 for pair in pairs) for pairs in (gains, least))
-        sure = f" In {n_sure} of them both gains have an interval above zero." if least else ""
+    found = wins(rows, family)
+    if found.n_cells:
+        sure = (
+            ""
+            if found.n_shown is None
+            else f" In {found.n_shown} of them both gains have an interval above zero."
+        )
         yield (
-            f"{family} beats the better of {VAN} and {SUF} in {n_won} of {len(gains)} cells: those where all "
-            f"three were measured.{sure}"
+            f"{family} beats the better of {VAN} and {SUF} in {found.n_won} of {found.n_cells} cells: those "
+            f"where all three were measured.{sure}"
         )
 
 

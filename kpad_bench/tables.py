@@ -20,7 +20,7 @@ from kpad_bench.schema import BEST_K, names
 FORMATS = ("table", "md", "csv", "json", "parquet")
 WIDTH = 100
 _NOTHING = "-"
-_LEGEND = {
+LEGEND = {
     "±": "half of the 95 % interval of tok/s",
     "95 %": "interval of tok/s",
     "lead": "over the next best K",
@@ -46,7 +46,9 @@ class Note(NamedTuple):
     rows: tuple[int, ...] = ()
 
 
-class _View(NamedTuple):
+class View(NamedTuple):
+    """A column that people see: its title, and how it shows a row."""
+
     title: str
     show: Callable[[Mapping[str, Any]], str]
 
@@ -78,7 +80,7 @@ def numbered(notes: Sequence[Note]) -> list[str]:
 
 def _plain(rows: Sequence[Mapping[str, Any]], summary: Sequence[str], notes: Sequence[Note]) -> str:
     """Rows under a line with their model: model names are long, and 100 columns are few."""
-    views, gone = _views(rows), []
+    views, gone = people_see(rows), []
     cells = _cells(rows, views, notes)
     for title in _CAN_GO:
         if _width(cells) > WIDTH and any(view.title == title for view in views):
@@ -102,7 +104,7 @@ def _plain(rows: Sequence[Mapping[str, Any]], summary: Sequence[str], notes: Seq
 
 
 def _cells(
-    rows: Sequence[Mapping[str, Any]], views: Sequence[_View], notes: Sequence[Note]
+    rows: Sequence[Mapping[str, Any]], views: Sequence[View], notes: Sequence[Note]
 ) -> list[list[str]]:
     cells = [["model / corpus", *(view.title for view in views), "notes" if notes else ""]]
     for row, marks in zip(rows, marks_of(len(rows), notes), strict=True):
@@ -114,8 +116,8 @@ def _width(cells: Sequence[Sequence[str]]) -> int:
     return sum(max(len(line[i]) for line in cells) + 2 for i in range(len(cells[0]))) - 2
 
 
-def _legend(views: Sequence[_View], cells: Sequence[Sequence[str]]) -> str:
-    texts = [f"{view.title}: {_LEGEND[view.title]}" for view in views if view.title in _LEGEND]
+def _legend(views: Sequence[View], cells: Sequence[Sequence[str]]) -> str:
+    texts = [f"{view.title}: {LEGEND[view.title]}" for view in views if view.title in LEGEND]
     texts += [_UNSURE] if any(cell.startswith("~") for line in cells for cell in line) else []
     return ". ".join(texts) + "."
 
@@ -127,7 +129,7 @@ def aligned(line: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _markdown(rows: Sequence[Mapping[str, Any]], summary: Sequence[str], notes: Sequence[Note]) -> str:
-    views = _views(rows, is_wide=True)
+    views = people_see(rows, is_wide=True)
     titles = ["model", "corpus", *(view.title for view in views), *(["notes"] if notes else [])]
     rule = ["---", "---", *("--:" for _ in views), *(["---"] if notes else [])]
     lines = [titles, rule]
@@ -161,25 +163,25 @@ def csv_value(value: Any) -> str:
     return str(value)
 
 
-def _views(rows: Sequence[Mapping[str, Any]], *, is_wide: bool = False) -> list[_View]:
+def people_see(rows: Sequence[Mapping[str, Any]], *, is_wide: bool = False) -> list[View]:
     """The columns people see, of those about which some row knows something; the arm where there are several.
 
     The wide form has intervals in full, and the throughputs of the baselines.
     """
     views = [
-        _View("best K", lambda row: _text(row["best_k"])),
-        _View("tok/s", lambda row: speed(row["output_tok_per_s"])),
-        _View("95 %", _interval) if is_wide else _View("±", _half_width),
-        _View("lead", lambda row: _percent(row["margin_pct"])),
-        _View("tied", lambda row: ",".join(map(str, row["tie_set"] or [])) or _NOTHING),
-        _View("sure", _sure),
-        _View("pick", lambda row: _text(row["pick_k"])),
-        _View("risk", lambda row: _percent(row["regret_pct"])),
+        View("best K", lambda row: _text(row["best_k"])),
+        View("tok/s", lambda row: speed(row["output_tok_per_s"])),
+        View("95 %", _interval) if is_wide else View("±", _half_width),
+        View("lead", lambda row: _percent(row["margin_pct"])),
+        View("tied", lambda row: ",".join(map(str, row["tie_set"] or [])) or _NOTHING),
+        View("sure", _sure),
+        View("pick", lambda row: _text(row["pick_k"])),
+        View("risk", lambda row: _percent(row["regret_pct"])),
         *(_speed_view(title) for title in ("van", "suf") if is_wide),
         *(_gain_view(title, name, is_wide=is_wide) for title, name in _GAINS.items()),
     ]
     if len({row["arm"] for row in rows}) > 1:
-        views.insert(0, _View("arm", lambda row: printable(row["arm"])))
+        views.insert(0, View("arm", lambda row: printable(row["arm"])))
     always = ("arm", "best K", "tok/s", "lead", "tied", "sure", "pick", "risk")
     known = [view for view in views if view.title in always or any(view.show(r) != _NOTHING for r in rows)]
     return known if _tells_more(rows) else [view for view in known if view.title != "vs best"]
@@ -195,18 +197,18 @@ def _tells_more(rows: Sequence[Mapping[str, Any]]) -> bool:
     )
 
 
-def _speed_view(title: str) -> _View:
-    return _View(title, lambda row: speed(row[f"{title}_tok_per_s"]))
+def _speed_view(title: str) -> View:
+    return View(title, lambda row: speed(row[f"{title}_tok_per_s"]))
 
 
-def _gain_view(title: str, name: str, *, is_wide: bool) -> _View:
+def _gain_view(title: str, name: str, *, is_wide: bool) -> View:
     def show(row: Mapping[str, Any]) -> str:
         pct, low, high = (row[f"{name}_{part}"] for part in ("pct", "low_pct", "high_pct"))
         is_unsure = low is not None and low <= 0 <= high
         text = f"{'~' if is_unsure else ''}{_percent(pct, '+')}"
         return f"{text} ({low:+.1f}..{high:+.1f})" if is_wide and low is not None else text
 
-    return _View(title, show)
+    return View(title, show)
 
 
 def _sure(row: Mapping[str, Any]) -> str:
