@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from kpad_bench.config import Load
 from kpad_bench.endpoint import NO_TEMPLATE, Target, post_json, request_body, with_endpoint
-from kpad_bench.flight import Flight, NoServer, Slot
+from kpad_bench.flight import Flight, Limits, NoServer, Slot
 from kpad_bench.http1 import post_request
 from kpad_bench.prompt import Prompt
 from kpad_bench.spool import Spool
@@ -41,16 +41,8 @@ LEAST_FAILURES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """How long silence may last: of one request (it fails), of all of them (the pass ends)."""
-
-    idle_timeout_s: float = 120.0
-    stalled_s: float = 120.0
-
-
-@dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a pass stands. ``output_tokens``: as the newest bytes of each request say, for people's eyes."""
+    """Where a pass stands. ``output_tokens``: as the newest usage of each request says, for people's eyes."""
 
     n_done: int
     n_open: int
@@ -84,8 +76,9 @@ async def run_pass(
     """Send every prompt once, in order, ``load.concurrency`` at a time, and trace the answers.
 
     A failed request is in its trace. The pass ends early (``stopped_early``) when the server no longer
-    takes connections (``server_died``), when nothing arrives for ``stalled_s`` (``stalled``), and when
-    the first requests all get the same HTTP error (``all_requests_refused``, ``all_requests_failed``).
+    takes connections (``server_died``), when no token arrives for ``stalled_s`` (``stalled``), when its time
+    is over (``deadline``), and when the first requests all get the same HTTP error
+    (``all_requests_refused``, ``all_requests_failed``).
     A request that lost its connection before any byte of the answer is sent once more (``n_retries``).
     ``fillers`` are sent after the last prompt, for as long as one of the prompts is open; the fillers that
     are open then are cancelled. Cancelling closes all connections.
@@ -174,14 +167,14 @@ class _Pass:
         self.stop: Stop | None = None
         self.ran_out_of_fillers = False
         self.n_retries = self.n_done = self.output_tokens_closed = 0
-        self.n_prompts = self.start_ns = self.end_ns = self.heard_ns = 0
+        self.n_prompts = self.start_ns = self.end_ns = self.news_ns = self.looked_ns = 0
 
     async def drive(self, work: Sequence[Work], n_prompts: int) -> None:
         """Run all slots to the end of the prompts, or to a stop."""
         queue = iter(work)
         self.n_prompts = n_prompts
         self.n_first = min(max(self.concurrency, LEAST_FAILURES), n_prompts)
-        self.start_ns = self.heard_ns = time.monotonic_ns()
+        self.start_ns = self.news_ns = time.monotonic_ns()
         async with asyncio.TaskGroup() as tasks:
             beside = [tasks.create_task(self._monitor()), tasks.create_task(self._save_memory())]
             n_slots = min(self.concurrency, len(work)) if n_prompts else 0
@@ -200,7 +193,7 @@ class _Pass:
         return work
 
     async def _slot(self, queue: Iterator[Work]) -> None:
-        """One place of the closed loop: the next request goes out when the last one has ended."""
+        """One place: the next request goes out when the last one has ended."""
         ended_ns: int | None = None
         with Slot(self.target) as slot:
             while (work := self._next(queue)) is not None:
@@ -224,7 +217,8 @@ class _Pass:
             self.open.discard(flight)
         self.closed.append(flight.raw)
         self.n_retries += flight.n_retries
-        self.heard_ns = max(self.heard_ns, flight.brought_ns())
+        flight.look()
+        self.news_ns = max(self.news_ns, flight.news_ns())
         if not flight.is_filler:
             self._closed(flight)
 
@@ -261,26 +255,36 @@ class _Pass:
             await asyncio.sleep(TICK_S)
             now_ns = time.monotonic_ns()
             self.loop_lag_ns.append(max(0, now_ns - due_ns))
-            self._end_the_silent(now_ns)
+            self._end_the_late(now_ns)
             n_ticks += 1
             if self.on_progress is not None and n_ticks % TICKS_PER_PROGRESS == 0:
                 self.on_progress(self._progress(now_ns))
 
-    def _end_the_silent(self, now_ns: int) -> None:
-        idle_s, stalled_s = self.limits.idle_timeout_s, self.limits.stalled_s
-        n_silent = 0
+    def _end_the_late(self, now_ns: int) -> None:
+        """End the pass when its time is over, and what waits for a token for too long."""
+        limits = self.limits
+        if limits.ends_ns is not None and now_ns > limits.ends_ns:
+            where = f"{self.n_done} of {self.n_prompts} requests answered"
+            self._end_all("deadline", f"time is over, {where}; raise thresholds.trial_deadline_s")
+        if now_ns - self.looked_ns < limits.look_s * 1e9:
+            return
+        self.looked_ns, n_silent = now_ns, 0
         for flight in self.open:
-            self.heard_ns = max(self.heard_ns, flight.brought_ns())
-            if now_ns - flight.heard_ns() > idle_s * 1e9:
-                flight.expire("stalled", f"no byte for {idle_s:g} s")
+            flight.look()
+            self.news_ns = max(self.news_ns, flight.news_ns())
+            if now_ns - flight.waits_since_ns() > limits.idle_timeout_s * 1e9:
+                flight.expire("stalled", f"no token for {limits.idle_timeout_s:g} s")
                 n_silent += 1
+        # A hung engine fails all slots in one look, or lets new requests have headers and no more.
         still_open = [flight for flight in self.open if flight.raw.error_kind is None]
-        # A hung engine fails all slots in one tick, or lets new requests have headers and no more.
-        is_stalled = still_open and now_ns - self.heard_ns > stalled_s * 1e9
+        is_stalled = still_open and now_ns - self.news_ns > limits.stalled_s * 1e9
         if is_stalled or n_silent == self.concurrency:
-            self.stop = self.stop or Stop("stalled", f"no byte on any request for {stalled_s:g} s")
-            for flight in still_open:
-                flight.expire("stalled", f"no byte on any request for {stalled_s:g} s")
+            self._end_all("stalled", f"no token on any request for {limits.stalled_s:g} s")
+
+    def _end_all(self, reason: str, detail: str) -> None:
+        self.stop = self.stop or Stop(reason, detail)
+        for flight in self.open:
+            flight.expire(reason, detail)
 
     async def _save_memory(self) -> None:
         """Move bytes out, of long open answers first."""

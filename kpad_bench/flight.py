@@ -5,46 +5,83 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 from kpad_bench.endpoint import Connection, Lost, Reply, Target, connect, refusal_text
 from kpad_bench.stream import RawStream
 
 _USAGE = re.compile(rb'"completion_tokens":\s*(\d+)')
+#: A delta with text in it. A role, a comment or a ping has none.
+_TEXT = re.compile(rb'"(?:content|text|reasoning|reasoning_content)":\s*"[^"]')
+#: Between two looks at the streams for tokens, at most.
+LOOK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long no token may come: of one request (it fails), of all of them (the pass ends).
+
+    ``ends_ns``: when the pass has to be over, on the monotonic clock.
+    """
+
+    idle_timeout_s: float = 120.0
+    stalled_s: float = 120.0
+    ends_ns: int | None = None
+
+    @property
+    def look_s(self) -> float:
+        """How often the streams are searched for tokens: a tenth of the shorter patience, at most."""
+        return min(LOOK_S, self.idle_timeout_s / 10, self.stalled_s / 10)
 
 
 class NoServer(Exception):
     """The server takes no connections."""
 
 
-def newest_usage(pieces: Sequence[bytes]) -> int | None:
-    """Output tokens that the last few pieces of a stream tell of; the newest may be half an event."""
-    counts = (_USAGE.findall(piece) for piece in pieces[:-4:-1])
-    return next((int(found[-1]) for found in counts if found), None)
-
-
 class Flight:
     """One open request: its raw stream, and the way to end it from outside."""
 
-    __slots__ = ("deadline", "is_filler", "n_retries", "output_tokens", "raw", "reply")
+    __slots__ = ("_has_usage", "_n_seen", "_token_ns", "deadline", "is_filler", "n_retries", "output_tokens")
+    __slots__ += ("raw", "reply")
 
     def __init__(self, raw: RawStream, *, is_filler: bool = False) -> None:
         self.raw, self.is_filler = raw, is_filler
         self.reply = Reply(raw.arrivals_ns, raw.pieces)
-        self.n_retries = self.output_tokens = 0
+        self.n_retries = self.output_tokens = self._n_seen = self._token_ns = 0
+        self._has_usage = False
         self.deadline = asyncio.timeout(None)
 
-    def brought_ns(self) -> int:
-        """When the last bytes of the stream came; 0 before the first."""
-        return self.raw.arrivals_ns[-1] if self.raw.arrivals_ns else 0
+    def look(self) -> None:
+        """Find the newest tokens in what has come since the last look. Bytes without tokens are no news."""
+        n_new = len(self.raw.arrivals_ns) - self._n_seen
+        if n_new <= 0:
+            return
+        self._n_seen += n_new
+        for back, piece in enumerate(reversed(self.raw.pieces[-n_new:]), start=1):
+            if self._is_news(piece):
+                self._token_ns = self.raw.arrivals_ns[-back]
+                return
 
-    def heard_ns(self) -> int:
-        """When the server was last heard of, or the request was sent."""
-        return max(self.reply.heard_ns, self.raw.start_ns)
+    def _is_news(self, piece: bytes) -> bool:
+        counts = _USAGE.findall(piece)
+        if not counts:
+            return not self._has_usage and _TEXT.search(piece) is not None
+        self._has_usage = True
+        before, self.output_tokens = self.output_tokens, max(self.output_tokens, int(counts[-1]))
+        return self.output_tokens > before
+
+    def news_ns(self) -> int:
+        """When its newest token came, as of the last look, or its answer was over; 0 before both."""
+        is_over = self.raw.closed_ns and self.raw.error_kind not in ("stalled", "cut", "connection")
+        return self.raw.closed_ns if is_over else self._token_ns
+
+    def waits_since_ns(self) -> int:
+        """When its newest token came, as of the last look, or the request was sent."""
+        return max(self._token_ns, self.raw.start_ns)
 
     def count_tokens(self) -> int:
-        """Tokens so far; as last known where the newest pieces do not say."""
-        self.output_tokens = newest_usage(self.raw.pieces) or self.output_tokens
+        """Tokens so far, as the newest usage says."""
+        self.look()
         return self.output_tokens
 
     def fail(self, kind: str, message: str) -> None:

@@ -73,7 +73,8 @@ class RawStream:
 
     ``spooled``: where its first pieces wait outside memory, as (start, sizes); ``pieces`` are the others.
     ``error_kind`` is set when there is no answer to read to its end: ``http_<status>``,
-    ``connection``, ``stalled``, ``cut``; or ``cancelled``, of a filler that was still open at the end.
+    ``connection``, ``stalled``, ``deadline``, ``cut``; or ``cancelled``, of a filler that was still open at
+    the end.
     """
 
     index: int

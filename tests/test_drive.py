@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import json
+import time
 
 import pytest
 from aiohttp import web
@@ -14,10 +16,10 @@ from kpad_bench.config import Load
 from kpad_bench.drive import Limits, Target, post_json, run, run_pass, with_endpoint
 from kpad_bench.endpoint import CHAT, COMPLETIONS, request_body
 from kpad_bench.errors import ServerError
-from kpad_bench.flight import newest_usage
+from kpad_bench.flight import Flight
 from kpad_bench.prompt import Prompt, prompt_sha256
 from kpad_bench.spool import Spool
-from kpad_bench.stream import pass_doubts
+from kpad_bench.stream import RawStream, pass_doubts
 
 PATIENT = Limits(idle_timeout_s=60, stalled_s=60)
 NO_TEMPLATE = "default chat template is no longer allowed, so you must provide a chat template"
@@ -178,6 +180,24 @@ class Server:
         response = await self.stream(request)
         await response.write(event(1))
         await asyncio.Event().wait()
+
+    async def do_ping(self, request):
+        """A role, one token, then for ever bytes without a token: comments, roles, the same usage."""
+        response = await self.stream(request)
+        await response.write(event(1))
+        empty = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}
+        for chunk in itertools.cycle([{}, empty, empty | {"usage": {"completion_tokens": 1}}]):
+            await response.write(f": ping\n\ndata: {json.dumps(chunk)}\n\n".encode())
+            await asyncio.sleep(0.02)
+
+    async def do_slow(self, request):
+        """Tokens that come one by one, each well before the patience of the test is over."""
+        response = await self.stream(request)
+        for tokens in range(1, 13):
+            await response.write(event(tokens, "stop" if tokens == 12 else None))
+            await asyncio.sleep(0.1)
+        await response.write(b"data: [DONE]\n\n")
+        return response
 
     async def do_ignore(self, request):
         await asyncio.Event().wait()
@@ -448,20 +468,38 @@ def test_different_refusals_do_not_stop_the_pass(tmp_path):
     assert trace.stopped_early is None
 
 
-@pytest.mark.parametrize("silent", ["hang", "ignore"])
+@pytest.mark.parametrize("silent", ["hang", "ignore", "ping"])
 def test_a_stalled_request_fails_and_the_pass_goes_on(tmp_path, silent):
-    """No byte for the idle time, before or after the first one: that request has failed."""
+    """No token for the idle time, before or after the first one: that request has failed."""
     trace, _ = driven(tmp_path, [silent, *["ok"] * 5], limits=Limits(idle_timeout_s=0.5, stalled_s=60))
     assert kinds(trace) == ["stalled", *[None] * 5]
-    assert trace.requests[0].completion_tokens == (1 if silent == "hang" else None)
+    assert trace.requests[0].completion_tokens == (None if silent == "ignore" else 1)
     assert trace.stopped_early is None
 
 
-def test_silence_of_all_stops_the_pass(tmp_path):
-    """When nothing arrives any more the rest is not sent, whatever the idle time."""
-    trace, _ = driven(tmp_path, ["ok", *["hang"] * 50], limits=Limits(idle_timeout_s=60, stalled_s=0.3))
+@pytest.mark.parametrize("silent", ["hang", "ping"])
+def test_silence_of_all_stops_the_pass(tmp_path, silent):
+    """When no token arrives any more the rest is not sent, whatever the idle time; a ping is no token."""
+    trace, _ = driven(tmp_path, ["ok", *[silent] * 50], limits=Limits(idle_timeout_s=60, stalled_s=0.3))
     assert kinds(trace) == [None, "stalled", "stalled"]
     assert trace.stopped_early.reason == "stalled"
+
+
+def test_slow_tokens_are_no_silence(tmp_path):
+    """A request that takes longer than the patience is well as long as tokens come."""
+    trace, _ = driven(tmp_path, ["slow", "slow"], limits=Limits(idle_timeout_s=1, stalled_s=1))
+    assert kinds(trace) == [None, None]
+
+
+def test_a_pass_ends_when_its_time_is_over(tmp_path):
+    """Tokens still come, and the rest is not sent: what was open has failed, what was answered stands."""
+    ends_ns = time.monotonic_ns() + 300_000_000
+    limits = Limits(idle_timeout_s=60, stalled_s=60, ends_ns=ends_ns)
+    trace, _ = driven(tmp_path, ["ok", *["slow"] * 50], concurrency=1, limits=limits)
+    assert kinds(trace) == [None, "deadline"]
+    assert trace.stopped_early.reason == "deadline"
+    assert "1 of 51 requests answered; raise thresholds.trial_deadline_s" in trace.stopped_early.detail
+    assert trace.end_ns >= ends_ns
 
 
 def test_no_server_at_all(tmp_path):
@@ -541,22 +579,55 @@ def test_progress_is_told(tmp_path, monkeypatch):
     assert heard[-1].output_tok_per_s > 0
 
 
+TEXT = b'data: {"choices":[{"text":" a"}]}\n\n'
+ROLE = b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
+
+
 @pytest.mark.parametrize(
-    ("pieces", "tokens"),
+    ("looks", "tokens", "news_ns"),
     [
-        ([], None),
-        ([b"data: [DONE]\n\n"], None),
-        ([event(5), b":", b":", b":"], None),
-        ([event(3)], 3),
-        ([event(3) + event(7)], 7),
-        ([event(3), event(9, "length"), b"data: [DONE]\n\n"], 9),
-        ([event(3), event(9)[:30], event(9)[30:].partition(b"completion")[0]], 3),
-        ([b'data: {"usage":{"completion_tokens":12}}\n\n'], 12),
+        ([[]], 0, 0),
+        ([[b": ping\n\n", ROLE, b"data: [DONE]\n\n"]], 0, 0),
+        ([[event(5), b":", b":", b":"]], 5, 1),
+        ([[event(5)], [b":"] * 9], 5, 1),
+        ([[event(5)], [b":", event(6), b":"]], 6, 3),
+        ([[event(5)], [event(5), event(5)]], 5, 1),
+        ([[event(3) + event(7)]], 7, 1),
+        ([[event(3), event(9, "length"), b"data: [DONE]\n\n"]], 9, 2),
+        ([[event(3)], [event(9)[:30], event(9)[30:].partition(b"completion")[0]]], 3, 1),
+        ([[b'data: {"usage":{"completion_tokens":12}}\n\n']], 12, 1),
+        ([[TEXT], [TEXT, b":"]], 0, 2),
+        ([[event(1)], [TEXT]], 1, 1),
     ],
 )
-def test_tokens_so_far_are_the_newest_usage(pieces, tokens):
-    """Cumulative, from the last few pieces, whatever they are cut into; None where they do not tell."""
-    assert newest_usage(pieces) == tokens
+def test_news_of_a_stream_are_its_tokens(looks, tokens, news_ns):
+    """Usage that rose, or text where the server tells no usage; nothing else that comes, however often."""
+
+    async def main():
+        flight = Flight(RawStream(0, "p0", "00", 0))
+        for pieces in looks:
+            for piece in pieces:
+                flight.raw.pieces.append(piece)
+                flight.raw.arrivals_ns.append(len(flight.raw.arrivals_ns) + 1)
+            flight.look()
+        return flight
+
+    flight = run(main())
+    assert (flight.count_tokens(), flight.news_ns()) == (tokens, news_ns)
+
+
+def test_what_waits_in_the_spool_is_not_looked_at_twice():
+    """Only the newest pieces are in memory; those that left it had their look, or are too old to matter."""
+
+    async def main():
+        flight = Flight(RawStream(0, "p0", "00", 0))
+        flight.raw.arrivals_ns.extend([1, 2, 3])
+        flight.raw.pieces.append(event(4))
+        flight.look()
+        return flight
+
+    flight = run(main())
+    assert (flight.output_tokens, flight.news_ns()) == (4, 3)
 
 
 @pytest.mark.parametrize(("tokens", "elapsed_s", "speed"), [(0, 1.0, None), (0, 0.0, None), (30, 2.0, 15.0)])
