@@ -171,6 +171,9 @@ class Thresholds(Frozen):
     stalled_s: float = 120.0
     refused_share: float = 0.05
     low_disk_gb: float = 10.0
+    #: a trial, from its warm-up on, ends as failed after so long; null: an hour, or what 5 tokens a second
+    #: for each request would take if that is more
+    trial_deadline_s: Annotated[float, Field(gt=0)] | None = None
 
 
 class Sentinel(Frozen):

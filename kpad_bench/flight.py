@@ -41,8 +41,10 @@ class NoServer(Exception):
 class Flight:
     """One open request: its raw stream, and the way to end it from outside."""
 
-    __slots__ = ("_has_usage", "_n_seen", "_token_ns", "deadline", "is_filler", "n_retries", "output_tokens")
-    __slots__ += ("raw", "reply")
+    __slots__ = (
+        *("_has_usage", "_n_seen", "_token_ns", "output_tokens"),
+        *("deadline", "is_filler", "n_retries", "raw", "reply"),
+    )
 
     def __init__(self, raw: RawStream, *, is_filler: bool = False) -> None:
         self.raw, self.is_filler = raw, is_filler

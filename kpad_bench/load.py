@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -11,6 +12,8 @@ PositiveInt = Annotated[int, Field(gt=0, strict=True)]
 MOST_REQUESTS = 100_000
 Concurrency = Annotated[int, Field(gt=0, le=MOST_REQUESTS, strict=True)]
 Kind = Literal["dense", "distill", "fp8", "moe"]
+#: Of a trial's deadline: shorter than the one is no night's concern, slower than the other is not worth it.
+LEAST_DEADLINE_S, LEAST_TOK_PER_S = 3600.0, 5.0
 #: What ``load.by_class`` may speak of.
 LOAD_CLASSES = ("reasoning", *get_args(Kind))
 
@@ -39,6 +42,13 @@ class Load(Frozen):
     max_tokens: PositiveInt
     temperature: Annotated[float, Field(ge=0)]
     seed: Annotated[int, Field(strict=True)] = 0
+
+    @property
+    def default_deadline_s(self) -> float:
+        """Seconds that a trial may last, all its passes together, where the configuration names none."""
+        n_requests = self.n_warmup + self.n_primed + self.n_prompts * (1 + self.warm)
+        waves = math.ceil(n_requests / self.concurrency)
+        return max(LEAST_DEADLINE_S, waves * self.max_tokens / LEAST_TOK_PER_S)
 
 
 class LoadOverride(Frozen):

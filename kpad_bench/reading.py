@@ -25,6 +25,8 @@ from kpad_bench.stream import PassTrace
 AnyServer = Server | AttachedServer
 #: The server books a request's last tokens shortly after it has sent them.
 SETTLE_S, TRY_S = 1.0, 0.05
+#: Asking for the lengths of a pass's prompts may take this long: a hung API answers none of them.
+LENGTHS_S = 120.0
 #: Tokenising the ends of a pass's answers may take this long, milliseconds each. More is not worth a column.
 ENDS_S = 5.0
 
@@ -142,12 +144,12 @@ def unfit_prompts(
     tokenizer: near the limit one request turns every request's draft into zeros.
     """
     room = max_model_len - cell.load.max_tokens - 2 * largest_k - 2
-    lengths = [server.endpoint.prompt_tokens(prompt.messages()) for prompt in prompts]
-    long = [
-        (n, prompt.prompt_id)
-        for n, prompt in zip(lengths, prompts, strict=True)
-        if n is not None and n > room
-    ]
+    deadline = time.monotonic() + LENGTHS_S
+    long = []
+    for prompt in prompts:
+        n = server.endpoint.prompt_tokens(prompt.messages()) if time.monotonic() < deadline else None
+        if n is not None and n > room:
+            long.append((n, prompt.prompt_id))
     if not long:
         return None
     longest, prompt_id = max(long)

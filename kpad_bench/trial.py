@@ -94,7 +94,7 @@ class TrialRunner:
         self, trial: Trial, server: AnyServer, warm_up: WarmUp
     ) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, bytes]]:
         cell, corpus = trial.cell, self.corpora[trial.cell.corpus]
-        prompts, load = corpus.measured[: cell.load.n_prompts], cell.load
+        prompts, load, limits = corpus.measured[: cell.load.n_prompts], cell.load, self._limits(cell)
         assert_distinct([*corpus.warmup[: load.n_warmup], *corpus.priming[: load.n_primed], *prompts])
         too_long = unfit_prompts(
             server, prompts, cell, self._largest_k(), self.resolved.config.server.max_model_len
@@ -104,10 +104,11 @@ class TrialRunner:
         self.progress.warming(trial)
         target = run(with_endpoint(target_of(server), load.endpoint))
         fillers = self._fillers(server, cell) if load.fill else []
-        cache_state = self._prepare(server, target, cell, warm_up.take(corpus, load.n_warmup))
+        warm_up_prompts = warm_up.take(corpus, load.n_warmup)
+        cache_state = self._prepare(server, target, cell, warm_up_prompts, limits)
         before = read(server)
         self.progress.passing(trial)
-        trace = self._pass(target, prompts, cell, fillers)
+        trace = self._pass(target, prompts, load, fillers, limits)
         after = settled(server, before, trace)
         outcome = self._judge(trial, server, trace, before, after)
         outcome["cache_state"] = cache_state
@@ -126,7 +127,7 @@ class TrialRunner:
         return [prompt for prompt in others if unfit_prompts(server, [prompt], cell, k, limit) is None]
 
     def _prepare(
-        self, server: AnyServer, target: Target, cell: Cell, warm_up: Sequence[Prompt]
+        self, server: AnyServer, target: Target, cell: Cell, warm_up: Sequence[Prompt], limits: Limits
     ) -> str | None:
         """Warm up, empty both caches, prime if asked to; all with disjoint prompts, unless the pass is to
         be warm: then it follows one like it.
@@ -135,15 +136,15 @@ class TrialRunner:
         """
         corpus, load = self.corpora[cell.corpus], cell.load
         short = load.model_copy(update={"max_tokens": min(load.max_tokens, WARMUP_MAX_TOKENS)})
-        self._answer(target, cell, warm_up, short)
+        _answer(target, warm_up, short, limits)
         if server.is_attached:  # somebody else's caches are not ours to empty
             return None
         emptied = server.endpoint.worker_call("kpad_empty_cache") or []
         server.endpoint.reset_prefix_cache()
         primers = corpus.priming[: load.n_primed]
-        self._answer(target, cell, primers, load)
+        _answer(target, primers, load, limits)
         if load.warm:
-            self._answer(target, cell, corpus.measured[: load.n_prompts], load)
+            _answer(target, corpus.measured[: load.n_prompts], load, limits)
         # Without an answer the plugin is missing, and the trial is invalid: its state is not known.
         if cell.k is None or not emptied or not all(answer.get("emptied") for answer in emptied):
             return None
@@ -151,18 +152,18 @@ class TrialRunner:
             return "warm"
         return f"primed({len(primers)})" if primers else "cold"
 
-    def _answer(self, target: Target, cell: Cell, prompts: Sequence[Prompt], load: Load) -> None:
-        """Have prompts answered that are not measured."""
-        if prompts:
-            run(run_pass(target, prompts, load, self._limits(cell)))
-
     def _pass(
-        self, target: Target, prompts: Sequence[Prompt], cell: Cell, fillers: Sequence[Prompt]
+        self,
+        target: Target,
+        prompts: Sequence[Prompt],
+        load: Load,
+        fillers: Sequence[Prompt],
+        limits: Limits,
     ) -> PassTrace:
         def tick(now: PassProgress) -> None:
             self.progress.tick(now.output_tok_per_s, now.n_done, len(prompts))
 
-        return run(run_pass(target, prompts, cell.load, self._limits(cell), tick, fillers))
+        return run(run_pass(target, prompts, load, limits, tick, fillers))
 
     def _judge(
         self, trial: Trial, server: AnyServer, trace: PassTrace, before: Reading, after: Reading
@@ -209,8 +210,12 @@ class TrialRunner:
         return max([*ks, *self.resolved.config.k])
 
     def _limits(self, cell: Cell) -> Limits:
-        stalled_s = self.resolved.models[cell.model].stalled_s or self.resolved.config.thresholds.stalled_s
-        return Limits(idle_timeout_s=stalled_s, stalled_s=stalled_s)
+        """How long a trial that begins now may wait for tokens, and last."""
+        thresholds = self.resolved.config.thresholds
+        stalled_s = self.resolved.models[cell.model].stalled_s or thresholds.stalled_s
+        deadline_s = thresholds.trial_deadline_s or cell.load.default_deadline_s
+        ends_ns = time.monotonic_ns() + round(deadline_s * 1e9)
+        return Limits(idle_timeout_s=stalled_s, stalled_s=stalled_s, ends_ns=ends_ns)
 
     def _arm(self, cell: Cell) -> Arm:
         return self.resolved.arm_of(cell.arm, cell.arm_at_k)
@@ -242,6 +247,12 @@ class TrialRunner:
         return identity | what | suffix_settings(self._arm(cell))
 
 
+def _answer(target: Target, prompts: Sequence[Prompt], load: Load, limits: Limits) -> None:
+    """Have prompts answered that are not measured."""
+    if prompts:
+        run(run_pass(target, prompts, load, limits))
+
+
 def failed_row(error: ServerError, started_at: dt.datetime | None = None) -> dict[str, Any]:
     """Outcome columns of a server that did not boot or died."""
     where = f" (log: {error.log_path})" if error.log_path else ""
@@ -268,7 +279,8 @@ def is_dead(server: AnyServer, trace: PassTrace) -> bool:
     """
     kinds = {request.error_kind for request in trace.requests}
     stop = None if trace.stopped_early is None else trace.stopped_early.reason
-    is_lost = stop not in (None, "all_requests_refused") or kinds & {"connection", "cut", "server_error"}
+    is_lost = stop not in (None, "all_requests_refused", "deadline")
+    is_lost |= bool(kinds & {"connection", "cut", "server_error"})
     deadline = time.monotonic() + DEATH_S
     while server.poll() is None:
         health = server.endpoint.health()

@@ -10,6 +10,7 @@ import pytest
 from conftest import CORPORA, Lab
 
 from kpad_bench import server, trial
+from kpad_bench.config import Load
 from kpad_bench.corpus import open_frozen
 
 VAN_AND_PADDED: dict[str, Any] = {"arms": ["van", "kpad"], "k": [4]}
@@ -235,6 +236,35 @@ def test_a_stalled_pass_ends(lab: Lab) -> None:
     rows = by_arm(lab)
     assert (rows["kpad"]["status"], rows["kpad"]["reason"]) == ("failed", "stalled")
     assert rows["van"]["status"] == "ok"
+
+
+@pytest.mark.usefixtures("no_death")
+def test_pings_are_no_tokens(lab: Lab) -> None:
+    """/health is 200 and bytes come, but no token: stalled all the same."""
+    lab.tell(stall_after_tokens=3, fault_requests=[3, 4, 5, 6], ping_s=0.05)
+    lab.set(thresholds={"stalled_s": 1.0})
+    assert lab.sweep() == 3
+    assert (lab.row()["status"], lab.row()["reason"]) == ("failed", "stalled")
+    assert "no token on any request for 1 s" in lab.row()["detail"]
+
+
+def test_a_trial_ends_at_its_deadline(lab: Lab) -> None:
+    """Tokens come, too slowly for the night: failed with the reason, and the next cell is measured."""
+    lab.tell((PADDED, {"step_s": 0.5}))
+    lab.set(**VAN_AND_PADDED, thresholds={"trial_deadline_s": 4.0})
+    assert lab.sweep() == 3
+    rows = by_arm(lab)
+    assert (rows["kpad"]["status"], rows["kpad"]["reason"]) == ("failed", "deadline")
+    assert "raise thresholds.trial_deadline_s" in rows["kpad"]["detail"]
+    assert rows["van"]["status"] == "ok"
+
+
+def test_the_deadline_of_a_trial_grows_with_its_load() -> None:
+    """An hour; more where its requests take longer at 5 tokens a second: 12 waves of 8,192 tokens."""
+    assert Load(concurrency=2, n_prompts=4, max_tokens=24, temperature=0).default_deadline_s == 3600
+    long = Load(concurrency=32, n_prompts=256, n_primed=100, n_warmup=28, max_tokens=8192, temperature=0)
+    assert long.default_deadline_s == 12 * 8192 / 5
+    assert long.model_copy(update={"warm": True}).default_deadline_s == 20 * 8192 / 5
 
 
 @pytest.mark.usefixtures("no_death")

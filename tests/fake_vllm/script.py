@@ -51,6 +51,7 @@ class Script:
     stream_error_after_tokens: int | None = None
     drop_connection_after_tokens: int | None = None
     stall_after_tokens: int | None = None
+    ping_s: float | None = None  #: a stalled stream sends comments, so often
     fault_requests: tuple[int, ...] = ()  #: only these requests meet the three above; empty is all
     no_usage: bool = False
     no_continuous_usage: bool = False

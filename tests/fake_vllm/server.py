@@ -234,12 +234,12 @@ class Server:
         try:
             if answer.is_chat:
                 await response.write(event(answer.role_chunk()))
-            await self.fault(http, number, 0)
+            await self.fault(http, response, number, 0)
             async for n_new in self.pieces(answer.request):
                 n_sent += n_new
                 text = "".join(words[n_sent - n_new : n_sent])
                 await response.write(event(answer.token_chunk(text, n_sent)))
-                await self.fault(http, number, n_sent)
+                await self.fault(http, response, number, n_sent)
             if answer.has_usage:
                 await response.write(event(answer.usage_chunk()))
         except EngineError as failure:
@@ -264,7 +264,7 @@ class Server:
                 n_sent, n_held, n_chunks = n_sent + size, n_held - size, n_chunks + 1
                 yield size
 
-    async def fault(self, http: web.Request, number: int, n_sent: int) -> None:
+    async def fault(self, http: web.Request, response: web.StreamResponse, number: int, n_sent: int) -> None:
         """The scripted end of a stream, when enough tokens went out."""
         told = self.told
         if told.fault_requests and number not in told.fault_requests:
@@ -274,6 +274,9 @@ class Server:
         if told.drop_connection_after_tokens is not None and n_sent >= told.drop_connection_after_tokens:
             await drop(http)
         if told.stall_after_tokens is not None and n_sent >= told.stall_after_tokens:
+            while told.ping_s is not None:
+                await response.write(b": ping\n\n")
+                await asyncio.sleep(told.ping_s)
             await asyncio.Event().wait()
 
 
