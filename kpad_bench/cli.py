@@ -142,7 +142,9 @@ def reduce(
 )
 def recommend(  # noqa: PLR0913, PLR0917 one parameter per option
     paths: Annotated[list[Path], typer.Argument(help="Runs, or a CSV with model,corpus,k,output_tok_per_s.")],
-    model: Annotated[str, typer.Option(help="As the rows name it.")],
+    model: Annotated[
+        str | None, typer.Option(help="As the rows name it. Without one: a table of what to do for which.")
+    ] = None,
     corpus: Annotated[
         list[str] | None, typer.Option(help="Traffic, as name or name=weight; repeat to mix. Default: all.")
     ] = None,
@@ -157,9 +159,13 @@ def recommend(  # noqa: PLR0913, PLR0917 one parameter per option
     ] = "text",
     allow_mixed: Annotated[str, typer.Option(help="Columns that may differ between pooled rows.")] = "",
 ) -> None:
-    """The server's launch line for the K that pays most, why, how sure, and what it may cost."""
+    """The server's launch line for the K that pays most, why, how sure, and what it may cost.
+
+    Without --model: the decision table, which lever to pull for which family and kind of model.
+    """
     one_of("--launcher", launcher or "serve", ("serve", "module"))
     one_of("--platform", platform or "gpu", ("gpu", "cpu"))
+    from kpad_bench import decision_table
     one_of("--format", output_format, ("text", "json", "yaml"))
     from kpad_bench.recommend import recommend as decide
     from kpad_bench.recommend_text import render
@@ -169,7 +175,11 @@ def recommend(  # noqa: PLR0913, PLR0917 one parameter per option
     asked = Asked(
         model, tuple(corpus or ()), arm, concurrency, launcher, platform, frozenset(words(allow_mixed))
     )
-    emit(render(decide(load_rows(paths), asked), output_format))
+    if model is None:
+        levers = decision_table.decision_table(load_rows(paths, decision_table.COLUMNS), asked)
+        emit(decision_table.render(levers, output_format))
+    else:
+        emit(render(decide(load_rows(paths), asked), output_format))
 
 
 @app.command(

@@ -144,6 +144,8 @@ def _found(rows: pd.DataFrame, cells: Mapping[str, Cell], weights: dict[str, flo
     """The K for one corpus, or the one that loses least over several."""
     decided = {corpus: best_row(cell, asked.family) for corpus, cell in cells.items()}
     unused = [] if asked.corpora else [c for c in weights if c not in decided or decided[c].choice is None]
+    if len(unused) == len(weights):  # then say why of each
+        unused = []
     used = {corpus: weight for corpus, weight in weights.items() if corpus not in unused}
     if len(used) == 1:
         (corpus,) = used

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import yaml
@@ -22,7 +22,7 @@ from kpad_bench.stats import ASSUMED, Gain
 FORMATS = ("text", "json", "yaml")
 WIDTH = 100
 #: Models of which a source says that the choice of K is delicate.
-_DELICATE = re.compile(r"405b", re.IGNORECASE)
+DELICATE = re.compile(r"405b", re.IGNORECASE)
 _NO_BASELINE = (
     "no baseline was measured beside all of this: whether speculation or padding pays at all is not known"
 )
@@ -108,10 +108,9 @@ def _reasons(found: Recommendation) -> Iterator[str]:
     regret = _regret(found)
     if regret:
         yield f"risk: K={k} may lose up to {regret:.1f} % to another K of these"
-    gains = [f"{_gain(one.gain)} over {one.base.label}" for one in found.versus]
+    gains = [f"{gain_text(one.gain)} over {one.base.label}" for one in found.versus]
     yield f"gain of K={k}: {', '.join(gains)}" if gains else _NO_BASELINE
-    if found.by_load:
-        yield _by_load(found)
+    yield from _by_load(found)
 
 
 def _table(found: Recommendation) -> Iterator[str]:
@@ -130,15 +129,18 @@ def _table(found: Recommendation) -> Iterator[str]:
         yield f"  {one.corpus}: {_speed(one.output_tok_per_s)} with K={found.family_k}, {loss}"
 
 
-def _by_load(found: Recommendation) -> str:
-    """The answers at several concurrencies: for people, never for vLLM's dynamic K."""
-    answers = [
-        f"{each.concurrency}: {_label(each.arm, each.k) if each.arm else 'nothing to recommend'}"
-        for each in found.by_load
-    ]
-    return (
-        f"by requests at a time: {'; '.join(answers)}. The line below is for {found.by_load[-1].concurrency}"
-    )
+def _by_load(found: Recommendation) -> Iterator[str]:
+    """The answers at several concurrencies: a table for people, never for vLLM's dynamic K."""
+    if found.by_load:
+        load = found.by_load[-1].concurrency
+        yield f"by requests at a time, each measured; the line below is for {load}:"
+    for each in found.by_load:
+        if each.arm is None:
+            answer = f"nothing to recommend: {each.reason}"
+        else:
+            sure = "established" if each.is_established else "not established"
+            answer = f"{_label(each.arm, each.k)}, {sure}"
+        yield f"  {each.concurrency:>5} {answer}"
 
 
 def _why_baseline(found: Recommendation, ahead: Versus) -> str:
@@ -146,7 +148,7 @@ def _why_baseline(found: Recommendation, ahead: Versus) -> str:
     sure = "; the interval reaches zero, so that is not established" if (gain.high_pct or 0) >= 0 else ""
     if gain.high_pct is None:
         sure = "; one comparison, so that is not established"
-    against = f"{_gain(gain)} over {ahead.base.label}"
+    against = f"{gain_text(gain)} over {ahead.base.label}"
     return f"{found.family} does not pay here: K={k}, the best of it, is at {against}{sure}"
 
 
@@ -199,7 +201,7 @@ def _caveats(found: Recommendation) -> Iterator[str]:
         yield (f"never give {DYNAMIC_K} with suffix decoding: the server dies at the first change of tier")
     if "cudagraph_capture_sizes" in " ".join(launch.line.flags):
         yield "the capture sizes are made for that many requests at a time: more of them need more sizes"
-    if _DELICATE.search(found.model):
+    if DELICATE.search(found.model):
         yield "a 405B model is sensitive to K and memory: a larger K may fail at start for want of KV cache"
     if launch.platform == CPU:
         yield "on the CPU there are no CUDA graphs: padding shows its machinery there, not its speed-up"
@@ -211,11 +213,16 @@ def _caveats(found: Recommendation) -> Iterator[str]:
 
 def _commented(texts: list[str]) -> list[str]:
     """Each text as comment lines: nothing in it can end the comment."""
+    return wrapped(texts, "# ", "#   ")
+
+
+def wrapped(texts: Iterable[str], first: str, later: str) -> list[str]:
+    """Each text on lines of its own, which begin like this; without anything that steers a terminal."""
     return [
         line
         for text in texts
         for line in textwrap.wrap(
-            _printable(text), WIDTH, initial_indent="# ", subsequent_indent="#   ", break_long_words=False
+            _printable(text), WIDTH, initial_indent=first, subsequent_indent=later, break_long_words=False
         )
     ]
 
@@ -228,6 +235,7 @@ def _speed(value: float) -> str:
     return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
 
 
-def _gain(gain: Gain) -> str:
+def gain_text(gain: Gain) -> str:
+    """A gain with its interval, where it has one."""
     interval = "" if gain.low_pct is None else f" ({gain.low_pct:+.1f} to {gain.high_pct:+.1f})"
     return f"{gain.pct:+.1f} %{interval}"
