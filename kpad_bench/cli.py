@@ -165,15 +165,15 @@ def recommend(  # noqa: PLR0913, PLR0917 one parameter per option
     """
     one_of("--launcher", launcher or "serve", ("serve", "module"))
     one_of("--platform", platform or "gpu", ("gpu", "cpu"))
-    from kpad_bench import decision_table
     one_of("--format", output_format, ("text", "json", "yaml"))
+    from kpad_bench import decision_table
     from kpad_bench.recommend import recommend as decide
     from kpad_bench.recommend_text import render
     from kpad_bench.reduce import load_rows
     from kpad_bench.traffic import Asked
 
     asked = Asked(
-        model, tuple(corpus or ()), arm, concurrency, launcher, platform, frozenset(words(allow_mixed))
+        model or "", tuple(corpus or ()), arm, concurrency, launcher, platform, frozenset(words(allow_mixed))
     )
     if model is None:
         levers = decision_table.decision_table(load_rows(paths, decision_table.COLUMNS), asked)
