@@ -135,6 +135,19 @@ def state(row: Mapping[str, Any]) -> str:
     return TIED if len(row["tie_set"]) > 1 else STEADY
 
 
+def mix_last(corpora: Sequence[str]) -> list[str]:
+    """Corpora by name, mixtures at the end."""
+    return sorted(corpora, key=lambda name: (name.startswith("mix"), name))
+
+
+def main_corpus(report: Report) -> str | None:
+    """The corpus that a model is judged by first: a mixture where there is one."""
+    corpora = mix_last(list({row["corpus"] for row in report.mine}))
+    if "mix" in corpora:
+        return "mix"
+    return corpora[-1] if corpora else None
+
+
 def _arms(frame: pd.DataFrame) -> dict[str, bool]:
     """Arm -> whether it has a K, of what is compared."""
     compared = frame.loc[~frame["is_sentinel"], ["arm", "k"]].drop_duplicates()
