@@ -19,6 +19,8 @@ class AttachedServer:
     env: dict[str, str] = field(default_factory=dict)
     affinity_by: str | None = None
     boot_s: float | None = None
+    earlier: tuple[str, ...] = ()
+    n_boots: int | None = None
     is_dead: bool = False
     is_attached: bool = True
 

@@ -176,6 +176,21 @@ class Thresholds(Frozen):
     trial_deadline_s: Annotated[float, Field(gt=0)] | None = None
 
 
+class RetryRule(Frozen):
+    """How often a boot that failed for one cause is tried, the first time included, and what lies between."""
+
+    attempts: Annotated[int, Field(gt=0, le=100, strict=True)] = 3
+    wait_s: Annotated[float, Field(ge=0)] = 60.0
+
+
+#: Why a boot may fail. Only the first two are nobody's fault in the command, and pass.
+BOOT_CAUSES = (
+    *("gpu_busy", "address_in_use", "boot_timeout", "server_killed", "unknown"),
+    *("kv_none", "kv_too_small", "oom", "capture_oom", "illegal_access"),
+    *("config_error", "plugin_error", "runner_refused", "launcher_error", "model_missing", "gated"),
+)
+
+
 class Sentinel(Frozen):
     """One cell measured at the start, between blocks and at the end of a run, to compare nights by.
 
@@ -207,6 +222,18 @@ class SweepConfig(Frozen):
     server: Server
     cpus: Cpus = Cpus()
     thresholds: Thresholds = Thresholds()
+    #: boots that are tried again, by the cause of their failure; what is named takes the default's place
+    retry: dict[str, RetryRule] = Field(
+        default={"gpu_busy": RetryRule(), "address_in_use": RetryRule(wait_s=5.0)}
+    )
+
+    @field_validator("retry")
+    @classmethod
+    def _known_causes(cls, value: dict[str, RetryRule]) -> dict[str, RetryRule]:
+        unknown = sorted(set(value) - set(BOOT_CAUSES))
+        if unknown:
+            raise ValueError(f"no such cause: {', '.join(unknown)}; allowed: {', '.join(BOOT_CAUSES)}")
+        return value
 
     @model_validator(mode="after")
     def _cpu_is_greedy(self) -> SweepConfig:

@@ -66,3 +66,6 @@ class ServerError(KpadError):
         self.returncode = returncode
         self.log_path = log_path
         self.log_tail = log_tail
+        #: attempts at the same boot before, and how many boots there were in all (0: it was spared)
+        self.earlier: tuple[str, ...] = ()
+        self.n_boots: int | None = None

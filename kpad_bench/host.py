@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kpad_bench import provenance
@@ -21,6 +21,7 @@ from kpad_bench.hubcache import missing_models
 from kpad_bench.models import models_dir
 from kpad_bench.plan import Plan
 from kpad_bench.reading import AnyServer
+from kpad_bench.retry import Booter
 from kpad_bench.store import RunFolder
 
 
@@ -30,6 +31,7 @@ class Host:
 
     server_cpus: frozenset[int] | None
     attached: AnyServer | None
+    booter: Booter = field(default_factory=Booter)
 
 
 def attach_to(url: str, resolved: Resolved, plan: Plan) -> AnyServer:

@@ -126,6 +126,7 @@ def server_columns(server: AnyServer) -> dict[str, Any]:
     cpus, log = server.cpus(), server.log_text()
     return {
         "boot_s": server.boot_s,
+        "boot_attempts": server.n_boots,
         "server_argv": shown_argv(server.argv),
         "server_env": shown_env(server.env),
         "server_cpus": cpus,

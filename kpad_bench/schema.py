@@ -145,6 +145,11 @@ GRAPHS = _columns(
 )
 HOST = _columns(
     ("boot_s", "float", "start of the process to ready, seconds"),
+    (
+        "boot_attempts",
+        "int",
+        "boots until the server was up or given up; 0: the same command had failed before",
+    ),
     ("server_argv", "strs", "the command line"),
     ("server_env", "strs", "NAME=value, secrets removed"),
     ("server_cpus", "str", "CPU list read back from the process"),

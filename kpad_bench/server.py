@@ -56,6 +56,9 @@ class Server:
     is_attached: bool = False
     started_s: float = field(default_factory=time.monotonic)
     boot_s: float = 0.0
+    #: attempts at this boot that failed, and how many boots there were in all
+    earlier: tuple[str, ...] = ()
+    n_boots: int | None = 1
     _status: bytes = field(default=b"", repr=False)
 
     def poll(self) -> int | None:

@@ -36,9 +36,9 @@ from kpad_bench.models import models_dir
 from kpad_bench.plan import Block, Boot, Plan, Trial, make_plan, planned_doubts
 from kpad_bench.progress import Progress, Style, make_progress
 from kpad_bench.reading import AnyServer
+from kpad_bench.retry import Booter
 from kpad_bench.rounds import Outlook, Row, Rule
 from kpad_bench.schema import MUST_MATCH, OK
-from kpad_bench.server import boot_all
 from kpad_bench.store import RunFolder, find_runs
 from kpad_bench.trial import TrialRunner, failed_row
 from kpad_bench.warmup import WarmUp
@@ -70,7 +70,7 @@ def run_sweep(resolved: Resolved, options: Options) -> int:
         folder = open_run(resolved, plan, options, facts)
         runner = TrialRunner(resolved, corpora, folder, facts, progress, options.save_text)
         with folder.lock(), terminable():
-            n_bad = Run(plan, runner, Host(server_cpus, attached)).execute()
+            n_bad = Run(plan, runner, Host(server_cpus, attached, Booter(resolved.config.retry))).execute()
     return EXIT_TRIALS_FAILED if n_bad else EXIT_OK
 
 
@@ -193,7 +193,9 @@ def run_boots(
         runner.progress.booting(planned)
     booted_at = utc_now()
     launches = [make_launch(planned, runner, host.server_cpus) for planned, _ in group]
-    servers: Sequence[AnyServer | ServerError] = [host.attached] if host.attached else boot_all(launches)
+    servers: Sequence[AnyServer | ServerError] = (
+        [host.attached] if host.attached else host.booter.boot(launches, runner.progress.note)
+    )
     with contextlib.ExitStack() as stack:
         turns: list[tuple[Trial, Life]] = []
         for (planned, trials), server in zip(group, servers, strict=True):

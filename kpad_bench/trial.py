@@ -74,6 +74,7 @@ class TrialRunner:
         """One trial, stored. Returns its row; ``server`` may be dead afterwards."""
         started_at = dt.datetime.now(dt.UTC)
         outcome, requests, raw = self._measure(trial, server, warm_up)
+        outcome["warnings"] = [*server.earlier, *(outcome.get("warnings") or [])]
         row = (
             self._base(block_id, boot, trial) | {"started_at": started_at} | server_columns(server) | outcome
         )
@@ -261,6 +262,8 @@ def failed_row(error: ServerError, started_at: dt.datetime | None = None) -> dic
         "reason": error.cause,
         "detail": f"{error.detail}{where}",
         "server_rc": error.returncode,
+        "boot_attempts": error.n_boots,
+        "warnings": list(error.earlier),
     }
     return row | ({} if started_at is None else {"started_at": started_at})
 
