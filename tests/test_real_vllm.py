@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +44,8 @@ thresholds:
 """
 N_WARMUP = 2
 BOOT_LIMIT_S, RUN_LIMIT_S = 300, 900
+#: Where a vLLM server listens that is told nothing.
+PORT = 8000
 
 
 @dataclass
@@ -63,6 +69,8 @@ class Story:
     rows: list[dict]
     requests: list[dict]
     table: Finished
+    home: Path
+    env: dict[str, str]
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +95,8 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
         read(home, "trials"),
         read(home, "requests"),
         table,
+        home,
+        env,
     )
 
 
@@ -257,3 +267,61 @@ def test_reduce_names_a_best_k_that_is_not_established(story: Story) -> None:
     assert row["established"] is False
     assert row["van_tok_per_s"] > 0
     assert row["suf_tok_per_s"] > 0
+
+
+def test_what_recommend_prints_starts_a_server_as_it_stands(story: Story) -> None:
+    """The printed text, run by a shell unchanged, is a vLLM server that answers and pads."""
+    asked = ["--model", "smollm2-135m", "--launcher", "module", "--platform", "cpu"]
+    printed = command(["recommend", "results/real", *asked], story.home, story.env)
+    assert printed.returncode == 0, printed.stderr
+    assert port_is_free(), f"port {PORT} is taken: vLLM's default, which the line leaves as it is"
+    script, log = story.home / "launch.sh", story.home / "launch.log"
+    script.write_text(printed.stdout, encoding="utf-8")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    with log.open("w") as output:
+        shell = subprocess.Popen(
+            ["sh", str(script)], cwd=story.home, env={**story.env, "PATH": path},
+            stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        try:
+            models = wait_for(lambda: shell.poll() is not None or asks("/v1/models"), BOOT_LIMIT_S)
+            assert shell.poll() is None, log.read_text()[-3000:]
+            name = models["data"][0]["id"]
+            assert name in printed.stdout
+            answer = asks(
+                "/v1/completions", {"model": name, "prompt": "1, 2, 3, 1, 2, 3, 1,", "max_tokens": 8}
+            )
+        finally:
+            for process in list(session(shell.pid)):
+                process.kill()
+            shell.wait()
+    assert answer["usage"]["completion_tokens"] == 8
+    text = log.read_text(errors="replace")
+    assert re.search(r"num_spec(ulative)?_tokens", text), text[-3000:]
+
+
+def port_is_free() -> bool:
+    """Whether a server could listen on vLLM's default port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("0.0.0.0", PORT))
+        except OSError:
+            return False
+    return True
+
+
+def asks(path: str, body: dict | None = None) -> dict | None:
+    """What the server on vLLM's default port answers; None while nobody listens."""
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{PORT}{path}",
+        data=None if body is None else json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return json.load(response)
+    except (urllib.error.URLError, ConnectionError):
+        if body is not None:
+            raise
+        return None
