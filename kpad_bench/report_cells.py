@@ -144,7 +144,7 @@ def _price(
 ) -> Price:
     weights = dict.fromkeys(corpora, 1.0)
     mixture = mix(rows, family, ks, weights)
-    worst = {}
+    worst: dict[int, tuple[str, float]] = {}
     for corpus in weights:
         for k, loss in mixture.losses({corpus: 1.0}).items():
             worst[k] = max(worst.get(k, (corpus, loss)), (corpus, loss), key=lambda one: one[1])
@@ -158,9 +158,9 @@ def overall(rows: Sequence[Mapping[str, Any]], family: str, base: str) -> Overal
     """
     by_model: dict[str, list[float]] = {}
     for row in rows:
-        pct = gain_of(row, base).pct if row["arm"] == family and gain_of(row, base) else None
-        if pct is not None:
-            by_model.setdefault(row["model"], []).append(1 + pct / 100)
+        found = gain_of(row, base) if row["arm"] == family else None
+        if found is not None:
+            by_model.setdefault(row["model"], []).append(1 + found.pct / 100)
     cells = [ratio for ratios in by_model.values() for ratio in ratios]
     if not cells:
         return None
@@ -174,8 +174,8 @@ def gain_of(row: Mapping[str, Any], base: str) -> Gain | None:
     """The gain of a row of the best-K table over ``suf``, ``van`` or the ``better`` of them."""
     if base == "better":
         return over_better(row)
-    found = Gain(*(row[f"vs_{base}_{end}"] for end in ("pct", "low_pct", "high_pct")))
-    return None if found.pct is None else found
+    pct = row[f"vs_{base}_pct"]
+    return None if pct is None else Gain(pct, row[f"vs_{base}_low_pct"], row[f"vs_{base}_high_pct"])
 
 
 def _geometric(ratios: Sequence[float]) -> float:

@@ -180,10 +180,10 @@ def failures(frame: pd.DataFrame) -> list[Failure]:
     plain["reason"] = plain["reason"].where(plain["reason"].notna(), "no reason stated")
     found = []
     for keys, mine in plain.groupby([*_AT, "status", "reason"], sort=False):
-        at = At(*map(str, keys[:3]), int(keys[3]))
+        at = _place(keys)
         details = mine["detail"].dropna()
         shown = str(details.iloc[-1]) if len(details) else ""
-        found.append(Failure(at, str(keys[4]), str(keys[5]), len(mine), int(n_all[keys[:4]]), shown))
+        found.append(Failure(at, str(keys[4]), str(keys[5]), len(mine), int(n_all[tuple(at)]), shown))
     return sorted(found, key=lambda one: (-one.n, one))
 
 
@@ -204,9 +204,7 @@ def sentinels(frame: pd.DataFrame) -> list[Sentinel]:
             series = series.groupby(run, sort=False).mean()
         points = list(zip(series["time"].tolist(), series["speed"].tolist(), strict=True))
         speeds = [speed for _, speed in points]
-        found.append(
-            Sentinel(At(*map(str, keys[:3]), int(keys[3])), points, has_times, by_run, *_varies(speeds))
-        )
+        found.append(Sentinel(_place(keys), points, has_times, by_run, *_varies(speeds)))
     return found
 
 
@@ -241,6 +239,10 @@ def _values(column: pd.Series[Any]) -> str | None:
 
 def _text(value: Any) -> str | None:
     return None if pd.isna(value) or value == "" else str(value)
+
+
+def _place(keys: Sequence[Any]) -> At:
+    return At(str(keys[0]), str(keys[1]), str(keys[2]), int(keys[3]))
 
 
 def _at(row: Mapping[str, Any]) -> At:
