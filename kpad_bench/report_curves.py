@@ -54,8 +54,8 @@ def _figure(report: Report, panels: Sequence[Panel], number: int) -> Figure:
         f"curves-{number}",
         f"Throughput against K: {model}",
         "Mean output tokens per second at each K. A bar is the 95 % interval of the difference to the "
-        "fastest K of its arm (ringed), paired by round: where it stays below the ring, that K is slower. Without a "
-        "bar there is one trial. Scales differ and do not begin at zero.",
+        "fastest K of its arm (ringed), paired by round: where it stays below the ring, that K is slower. "
+        "Without a bar there is one trial. Scales differ and do not begin at zero.",
         max(left + _WIDTH * across + _GAP_X * (across - 1) + 24, 640),
         top + (_HEIGHT + _GAP_Y) * n_rows - 18,
         marks,
