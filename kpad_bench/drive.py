@@ -45,6 +45,7 @@ class Progress:
     """Where a pass stands. ``output_tokens``: as the newest usage of each request says, for people's eyes."""
 
     n_done: int
+    n_failed: int
     n_open: int
     output_tokens: int
     elapsed_s: float
@@ -166,7 +167,7 @@ class _Pass:
         self.first_kinds: list[str | None] = []
         self.stop: Stop | None = None
         self.ran_out_of_fillers = False
-        self.n_retries = self.n_done = self.output_tokens_closed = 0
+        self.n_retries = self.n_done = self.n_failed = self.output_tokens_closed = 0
         self.n_prompts = self.start_ns = self.end_ns = self.news_ns = self.looked_ns = 0
 
     async def drive(self, work: Sequence[Work], n_prompts: int) -> None:
@@ -225,6 +226,7 @@ class _Pass:
     def _closed(self, flight: Flight) -> None:
         """Count it, and end the pass with the last one."""
         self.n_done += 1
+        self.n_failed += flight.raw.error_kind is not None
         self.output_tokens_closed += flight.count_tokens()
         self._judge_first(flight.raw)
         if self.n_done == self.n_prompts:
@@ -300,4 +302,5 @@ class _Pass:
     def _progress(self, now_ns: int) -> Progress:
         n_tokens = sum(flight.count_tokens() for flight in self.open if not flight.is_filler)
         n_tokens += self.output_tokens_closed
-        return Progress(self.n_done, len(self.open), n_tokens, (now_ns - self.start_ns) / 1e9)
+        elapsed_s = (now_ns - self.start_ns) / 1e9
+        return Progress(self.n_done, self.n_failed, len(self.open), n_tokens, elapsed_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TextIO
@@ -28,17 +29,20 @@ class Progress:
     ) -> None:
         self.close()
 
-    def start(self, n_trials: int, n_done: int, where: str, *, is_most: bool = False) -> None:
-        """A run begins: trials in the plan, trials done before, results folder.
+    def start(self, n_trials: int, left: Mapping[str, int], where: str, *, is_most: bool = False) -> None:
+        """A run begins: trials in the plan, those left by model, results folder.
 
         ``is_most``: fewer trials may do.
         """
 
-    def revise(self, n_trials: int, n_left: int) -> None:
+    def revise(self, n_trials: int, left: Mapping[str, int]) -> None:
         """Other numbers of trials than at the start: rounds that are not needed, blocks measured again."""
 
     def booting(self, boot: Boot) -> None:
         """A server is being started."""
+
+    def stage(self, stage: str) -> None:
+        """What the server that is being started is at: loading weights, capturing graphs, ..."""
 
     def warming(self, trial: Trial) -> None:
         """Warm-up prompts are being sent."""
@@ -46,7 +50,7 @@ class Progress:
     def passing(self, trial: Trial) -> None:
         """The measured pass begins."""
 
-    def tick(self, output_tok_per_s: float | None, n_ended: int, n_prompts: int) -> None:
+    def tick(self, output_tok_per_s: float | None, n_ended: int, n_prompts: int, n_failed: int = 0) -> None:
         """News from a pass in progress: mean speed since its start, None while no token has come."""
 
     def ended(self, trial: Trial, row: Mapping[str, Any]) -> None:
@@ -60,30 +64,48 @@ class Progress:
 
 
 class Estimate:
-    """Time left, from the trials of this run alone: mean time per trial times trials left."""
+    """Time left, from the trials of this run alone: what a trial of each model took, boots and all.
+
+    A model of which none has ended yet takes as long as the mean of those that have.
+    """
 
     def __init__(self) -> None:
-        self.started, self.n_left, self.n_ended, self.n_total = time.monotonic(), 0, 0, 0
+        self.n_total, self.n_models_left = 0, Counter[str]()
+        self._since = time.monotonic()
+        self._took: defaultdict[str, float] = defaultdict(float)
+        self._n_ended = Counter[str]()
 
-    def start(self, n_trials: int, n_done: int) -> None:
-        """A run of ``n_trials`` begins with ``n_done`` of them done before."""
-        self.started = time.monotonic()
-        self.n_total, self.n_left = n_trials, n_trials - n_done
+    @property
+    def n_left(self) -> int:
+        """Trials still to be measured."""
+        return self.n_models_left.total()
 
-    def revise(self, n_trials: int, n_left: int) -> None:
-        """The run has ``n_trials`` by now, ``n_left`` of them still to be measured."""
-        self.n_total, self.n_left = n_trials, n_left
+    def start(self, n_trials: int, left: Mapping[str, int]) -> None:
+        """A run of ``n_trials`` begins, of which these are left, by model."""
+        self._since = time.monotonic()
+        self.revise(n_trials, left)
 
-    def ended(self) -> None:
+    def revise(self, n_trials: int, left: Mapping[str, int]) -> None:
+        """The run has ``n_trials`` by now, and these of them are still to be measured."""
+        self.n_total, self.n_models_left = n_trials, Counter(left)
+
+    def ended(self, model: str) -> None:
         """One more trial has ended."""
-        self.n_ended += 1
-        self.n_left -= 1
+        now = time.monotonic()
+        self._took[model] += now - self._since
+        self._since = now
+        self._n_ended[model] += 1
+        self.n_models_left[model] -= 1
 
     def left(self) -> str:
         """Like ``4 min left``; empty before the first trial ended."""
-        if not self.n_ended:
+        if not self._n_ended:
             return ""
-        seconds = (time.monotonic() - self.started) / self.n_ended * self.n_left
+        mean_s = sum(self._took.values()) / self._n_ended.total()
+        seconds = sum(
+            n * (self._took[model] / self._n_ended[model] if self._n_ended[model] else mean_s)
+            for model, n in self.n_models_left.items()
+        )
         return f"{seconds:.0f} s left" if seconds < 120 else f"{seconds / 60:.0f} min left"
 
 
@@ -108,15 +130,16 @@ class PlainProgress(Progress):
         self.stream.write(f"{message}\n")
         self.stream.flush()
 
-    def start(self, n_trials: int, n_done: int, where: str, *, is_most: bool = False) -> None:
+    def start(self, n_trials: int, left: Mapping[str, int], where: str, *, is_most: bool = False) -> None:
         """Says what is to be done and where rows go."""
-        self.estimate.start(n_trials, n_done)
+        self.estimate.start(n_trials, left)
+        n_done = n_trials - self.estimate.n_left
         resumed = f", {n_done} of them done before" if n_done else ""
         self.note(f"{'up to ' if is_most else ''}{n_trials} trials{resumed}; rows go to {where}")
 
-    def revise(self, n_trials: int, n_left: int) -> None:
+    def revise(self, n_trials: int, left: Mapping[str, int]) -> None:
         """Only the estimate changes."""
-        self.estimate.revise(n_trials, n_left)
+        self.estimate.revise(n_trials, left)
 
     def booting(self, boot: Boot) -> None:
         """One line."""
@@ -124,7 +147,7 @@ class PlainProgress(Progress):
 
     def ended(self, trial: Trial, row: Mapping[str, Any]) -> None:
         """One line with the outcome."""
-        self.estimate.ended()
+        self.estimate.ended(trial.cell.model)
         done = self.estimate.n_total - self.estimate.n_left
         cell = trial.cell
         where = f"{cell.model} {cell.corpus} {cell.arm_at_k}"
@@ -134,7 +157,12 @@ class PlainProgress(Progress):
 
 
 class RichProgress(PlainProgress):
-    """A live line under the log of ended trials: cells done, current cell, tok/s so far, time left."""
+    """A live line under the log of ended trials.
+
+    Trials done, current cell, arm and K, what a booting server is at, tok/s so far, requests done, failed
+    requests, time left. The share of FULL graphs is that of the ended trials of the same arm and K: asking
+    a server in the middle of a pass would disturb what is measured.
+    """
 
     def __init__(self, console: Console | None = None) -> None:
         from rich.console import Console  # noqa: PLC0415 only on a terminal
@@ -143,7 +171,8 @@ class RichProgress(PlainProgress):
         super().__init__()
         self.console = console or Console(stderr=True)
         self.live = Live(console=self.console, refresh_per_second=4, transient=True)
-        self.now, self.speed = "", ""
+        self.now = ""
+        self.full_shares: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
         self.live.start()
 
     def note(self, message: str) -> None:
@@ -154,26 +183,41 @@ class RichProgress(PlainProgress):
         """The live line says what boots."""
         self._show(f"booting {boot.model} {boot.arm_at_k}")
 
+    def stage(self, stage: str) -> None:
+        """The live line says how far."""
+        self._show(self.now, stage)
+
     def warming(self, trial: Trial) -> None:
         """The live line says what warms up."""
         self._show(f"warming up {trial.cell.arm_at_k} on {trial.cell.corpus}")
 
     def passing(self, trial: Trial) -> None:
         """The live line says what is measured."""
-        self._show(f"{trial.cell.model} {trial.cell.corpus} {trial.cell.arm_at_k}")
+        cell = trial.cell
+        shares = self.full_shares[cell.model, cell.arm_at_k]
+        full = f"  FULL {100 * sum(shares) / len(shares):.0f} %" if shares else ""
+        self._show(f"{cell.model} {cell.corpus} {cell.arm_at_k}{full}")
 
-    def tick(self, output_tok_per_s: float | None, n_ended: int, n_prompts: int) -> None:
-        """Speed and requests so far."""
-        speed = "" if output_tok_per_s is None else f"  {output_tok_per_s:.0f} tok/s"
-        self._show(self.now, f"{speed}  {n_ended}/{n_prompts} requests")
+    def tick(self, output_tok_per_s: float | None, n_ended: int, n_prompts: int, n_failed: int = 0) -> None:
+        """Speed, requests and errors so far."""
+        speed = [] if output_tok_per_s is None else [f"{output_tok_per_s:.0f} tok/s"]
+        failed = [f"{n_failed} failed"] if n_failed else []
+        self._show(self.now, *speed, f"{n_ended}/{n_prompts} requests", *failed)
 
-    def _show(self, now: str, speed: str = "") -> None:
+    def ended(self, trial: Trial, row: Mapping[str, Any]) -> None:
+        """One line with the outcome, and its share of FULL graphs for the passes to come."""
+        share = row.get("full_share_decode")
+        if share is not None:
+            self.full_shares[trial.cell.model, trial.cell.arm_at_k].append(share)
+        super().ended(trial, row)
+
+    def _show(self, now: str, *news: str) -> None:
         from rich.text import Text  # noqa: PLC0415
 
-        self.now, self.speed = now, speed
+        self.now = now
         done = self.estimate.n_total - self.estimate.n_left
-        line = f"{done}/{self.estimate.n_total} trials  {now}{speed}  {self.estimate.left()}"
-        self.live.update(Text(line.rstrip(), overflow="ellipsis", no_wrap=True))
+        parts = [f"{done}/{self.estimate.n_total} trials", now, *news, self.estimate.left()]
+        self.live.update(Text("  ".join(part for part in parts if part), overflow="ellipsis", no_wrap=True))
 
     def close(self) -> None:
         """Leave the terminal as it was."""

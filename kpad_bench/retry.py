@@ -69,7 +69,12 @@ class Booter:
     why_busy: Callable[[Launch, ServerError], str | None] = why_busy
     _hopeless: dict[tuple[Any, ...], ServerError] = field(default_factory=dict)
 
-    def boot(self, launches: Sequence[Launch], say: Callable[[str], None]) -> list[Server | ServerError]:
+    def boot(
+        self,
+        launches: Sequence[Launch],
+        say: Callable[[str], None],
+        watch: Callable[[str], None] | None = None,
+    ) -> list[Server | ServerError]:
         """``server.boot_all``, with further attempts where the cause of a failure allows them.
 
         ``earlier`` of what comes back tells of the attempts before, ``n_boots`` how many there were in all:
@@ -78,13 +83,21 @@ class Booter:
         found: list[Server | ServerError | None] = [self._spared(launch) for launch in launches]
         with contextlib.ExitStack() as up:
             fresh = [place for place, one in enumerate(found) if one is None]
-            for place, one in zip(fresh, _boot(up, [launches[place] for place in fresh]), strict=True):
-                found[place] = one if isinstance(one, Server) else self._again(up, launches[place], one, say)
+            for place, one in zip(fresh, _boot(up, [launches[place] for place in fresh], watch), strict=True):
+                if isinstance(one, ServerError):
+                    found[place] = self._again(up, launches[place], one, say, watch)
+                else:
+                    found[place] = one
             up.pop_all()
         return [one for one in found if one is not None]
 
     def _again(
-        self, up: contextlib.ExitStack, launch: Launch, error: ServerError, say: Callable[[str], None]
+        self,
+        up: contextlib.ExitStack,
+        launch: Launch,
+        error: ServerError,
+        say: Callable[[str], None],
+        watch: Callable[[str], None] | None,
     ) -> Server | ServerError:
         """What comes of the attempts after the first."""
         earlier: list[str] = []
@@ -97,8 +110,8 @@ class Booter:
                 continue
             earlier.append(told)
             n_boots += 1
-            (one,) = _boot(up, [launch])
-            if isinstance(one, Server):
+            (one,) = _boot(up, [launch], watch)
+            if not isinstance(one, ServerError):
                 one.earlier, one.n_boots = tuple(earlier), n_boots
                 return one
             error = one
@@ -126,10 +139,12 @@ class Booter:
         return error
 
 
-def _boot(up: contextlib.ExitStack, launches: Sequence[Launch]) -> list[Server | ServerError]:
-    found = server.boot_all(launches)
+def _boot(
+    up: contextlib.ExitStack, launches: Sequence[Launch], watch: Callable[[str], None] | None
+) -> list[Server | ServerError]:
+    found = server.boot_all(launches, watch)
     for one in found:
-        if isinstance(one, Server):
+        if not isinstance(one, ServerError):
             up.callback(one.stop)
     return found
 

@@ -6,6 +6,7 @@ Pure: the same rows give the same answer, so that a resumed run decides as an un
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -164,7 +165,11 @@ class Outlook:
 
     def n_left(self, blocks: Iterable[Block]) -> int:
         """Trials that these blocks still take, were no further (model, corpus) to end."""
-        return sum(len(self.left(block).trials) for block in blocks)
+        return self.models_left(blocks).total()
+
+    def models_left(self, blocks: Iterable[Block]) -> Counter[str]:
+        """The same, apart by model."""
+        return Counter(trial.cell.model for block in blocks for trial in self.left(block).trials)
 
     def not_ok(self) -> list[Trial]:
         """Needed trials whose row is not ok."""

@@ -17,12 +17,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
+from kpad_bench import bootstage
 from kpad_bench.bootlog import classify, last_line
 from kpad_bench.control import Endpoint
 from kpad_bench.errors import HostError, ServerError
@@ -34,6 +35,8 @@ TERM_WAIT_S = 20.0
 ORPHAN_WAIT_S = 2.0
 KILL_WAIT_S = 10.0
 POLL_S = 0.1
+#: How often the log of a booting server is looked at for its stage.
+LOOK_S = 1.0
 LOG_TAIL_BYTES = 256_000
 
 
@@ -177,8 +180,12 @@ def boot(launch: Launch) -> Server:
     return found
 
 
-def boot_all(launches: Sequence[Launch]) -> list[Server | ServerError]:
+def boot_all(
+    launches: Sequence[Launch], watch: Callable[[str], None] | None = None
+) -> list[Server | ServerError]:
     """Boot servers beside each other; for one that does not come up its error, and nothing left of it.
+
+    ``watch`` hears of the stages of the one that is waited for.
 
     Raises HostError, or what interrupts it, with nothing left of any.
     """
@@ -187,14 +194,14 @@ def boot_all(launches: Sequence[Launch]) -> list[Server | ServerError]:
         for launch in launches:
             servers.append(_start(launch))
             stack.callback(servers[-1].stop)
-        found = [_when_ready(server) for server in servers]
+        found = [_when_ready(server, watch) for server in servers]
         stack.pop_all()
     return found
 
 
-def _when_ready(server: Server) -> Server | ServerError:
+def _when_ready(server: Server, watch: Callable[[str], None] | None) -> Server | ServerError:
     try:
-        _wait_ready(server, server.started_s + server.launch.boot_timeout_s)
+        _wait_ready(server, server.started_s + server.launch.boot_timeout_s, watch)
     except ServerError as error:
         server.stop()
         return error
@@ -268,7 +275,8 @@ def _first_status(keeper: subprocess.Popen[bytes], argv: Sequence[str]) -> int:
     return int(told["pid"])
 
 
-def _wait_ready(server: Server, deadline: float) -> None:
+def _wait_ready(server: Server, deadline: float, watch: Callable[[str], None] | None) -> None:
+    look_at, stage = time.monotonic(), None
     while True:
         if server.poll() is not None:
             raise server.death()
@@ -280,6 +288,11 @@ def _wait_ready(server: Server, deadline: float) -> None:
             raise server.error(
                 "boot_timeout", f"not ready after {seconds}; last line: {last_line(text)}", text
             )
+        if watch is not None and time.monotonic() >= look_at:
+            look_at, before = time.monotonic() + LOOK_S, stage
+            stage = bootstage.stage(server.log_text()) or stage
+            if stage is not None and stage != before:
+                watch(stage)
         time.sleep(POLL_S)
 
 

@@ -85,10 +85,11 @@ class Run:
 
     def execute(self) -> int:
         """Measure what is not done. Returns how many of the trials that are needed are not ok."""
-        n_trials, n_left = self._n_needed(), self.outlook.n_left(self.plan.blocks)
+        n_trials, left = self._n_needed(), self.outlook.models_left(self.plan.blocks)
+        n_left = left.total()
         if n_left:
             where, is_most = str(self.folder.path), self.plan.design.is_adaptive
-            self.progress.start(n_trials, n_trials - n_left, where, is_most=is_most)
+            self.progress.start(n_trials, left, where, is_most=is_most)
             for doubt in planned_doubts(self.runner.resolved, self.plan):
                 self.progress.note(f"warning: {doubt}")
             for one in self.runner.corpora.values():
@@ -155,7 +156,7 @@ class Run:
         for (model, corpus), ending, n_spared in self.outlook.close(block):
             spared = f": {n_spared} trials are not needed" if n_spared else ""
             self.progress.note(f"{model} {corpus}: {ending.why} after {ending.round} rounds{spared}")
-        self.progress.revise(self._n_needed(), self.outlook.n_left(later))
+        self.progress.revise(self._n_needed(), self.outlook.models_left(later))
 
 
 def rule_of(resolved: Resolved) -> Rule:
@@ -194,7 +195,9 @@ def run_boots(
     booted_at = utc_now()
     launches = [make_launch(planned, runner, host.server_cpus) for planned, _ in group]
     servers: Sequence[AnyServer | ServerError] = (
-        [host.attached] if host.attached else host.booter.boot(launches, runner.progress.note)
+        [host.attached]
+        if host.attached
+        else host.booter.boot(launches, runner.progress.note, runner.progress.stage)
     )
     with contextlib.ExitStack() as stack:
         turns: list[tuple[Trial, Life]] = []

@@ -162,7 +162,7 @@ class TrialRunner:
         limits: Limits,
     ) -> PassTrace:
         def tick(now: PassProgress) -> None:
-            self.progress.tick(now.output_tok_per_s, now.n_done, len(prompts))
+            self.progress.tick(now.output_tok_per_s, now.n_done, len(prompts), now.n_failed)
 
         return run(run_pass(target, prompts, load, limits, tick, fillers))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kpad_bench import cli, cli_tools, models, provenance, sweep
+from kpad_bench import cli, cli_tools, models, provenance, server, sweep
 from kpad_bench.configfile import data_dir, find_config
 from kpad_bench.corpus import corpora_dir
 
@@ -276,7 +276,7 @@ def test_a_frozen_corpus_plans_with_its_digest(run, rows):
 @pytest.mark.parametrize("how", [["--dry-run"], []])
 def test_bad_input_ends_before_anything_boots(run, monkeypatch, args, code, said, how):
     """One message on stderr, nothing on stdout, the same for a dry run and a real one."""
-    monkeypatch.setattr(sweep, "boot_all", lambda _: pytest.fail("a server was started"))
+    monkeypatch.setattr(server, "boot_all", lambda *_: pytest.fail("a server was started"))
     monkeypatch.setattr(
         sweep, "open_together", lambda names: {name: _frozen_or_unknown(name) for name in names}
     )

@@ -633,7 +633,7 @@ def test_what_waits_in_the_spool_is_not_looked_at_twice():
 @pytest.mark.parametrize(("tokens", "elapsed_s", "speed"), [(0, 1.0, None), (0, 0.0, None), (30, 2.0, 15.0)])
 def test_speed_so_far_is_none_before_the_first_token(tokens, elapsed_s, speed):
     """Not measured is not zero."""
-    assert drive.Progress(0, 1, tokens, elapsed_s).output_tok_per_s == speed
+    assert drive.Progress(0, 0, 1, tokens, elapsed_s).output_tok_per_s == speed
 
 
 def test_a_bug_in_the_callback_is_not_lost(tmp_path, monkeypatch):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -36,7 +38,7 @@ def clock(monkeypatch):
 def a_run(view, clock) -> None:
     """Three trials, one of them done before: one ok after a minute, one failed after another."""
     with view:
-        view.start(3, 1, "results/run")
+        view.start(3, {"tiny": 2}, "results/run")
         view.booting(BOOT)
         view.warming(TRIAL)
         view.passing(TRIAL)
@@ -66,10 +68,10 @@ def test_a_run_of_adaptive_rounds_says_the_most_and_counts_what_is_left(clock):
     """Fewer trials may do: the count and the time left follow."""
     stream = io.StringIO()
     view = PlainProgress(stream)
-    view.start(40, 1, "results/run", is_most=True)
+    view.start(40, {"tiny": 39}, "results/run", is_most=True)
     clock.now += 60
     view.ended(TRIAL, OK)
-    view.revise(4, 2)
+    view.revise(4, {"tiny": 2})
     clock.now += 60
     view.ended(TRIAL, OK)
     lines = stream.getvalue().splitlines()
@@ -110,9 +112,11 @@ def test_the_live_line_has_cells_done_the_current_cell_speed_and_time_left(clock
     """All four fields, and what the server is at before there is a speed."""
     view = live()
     with view:
-        view.start(4, 1, "results/run")
+        view.start(4, {"tiny": 3}, "results/run")
         view.booting(BOOT)
         assert shown(view) == "1/4 trials  booting tiny kpad@8"
+        view.stage("capturing graphs 40 %")
+        assert shown(view) == "1/4 trials  booting tiny kpad@8  capturing graphs 40 %"
         view.warming(TRIAL)
         assert shown(view) == "1/4 trials  warming up kpad@8 on mbpp"
         view.passing(TRIAL)
@@ -121,6 +125,8 @@ def test_the_live_line_has_cells_done_the_current_cell_speed_and_time_left(clock
         assert shown(view) == "1/4 trials  tiny mbpp kpad@8  0/8 requests"
         view.tick(98.7, 3, 8)
         assert shown(view) == "1/4 trials  tiny mbpp kpad@8  99 tok/s  3/8 requests"
+        view.tick(98.7, 3, 8, 2)
+        assert shown(view) == "1/4 trials  tiny mbpp kpad@8  99 tok/s  3/8 requests  2 failed"
         clock.now += 300
         view.ended(TRIAL, OK)
         view.passing(TRIAL)
@@ -144,7 +150,7 @@ def test_a_narrow_terminal_cuts_the_live_line(clock):
     """One line whatever its width."""
     view = live(width=30)
     with view:
-        view.start(4, 1, "results/run")
+        view.start(4, {"tiny": 3}, "results/run")
         view.passing(TRIAL)
         view.tick(98.7, 3, 8)
         assert "\n" not in shown(view)
@@ -190,10 +196,10 @@ def test_a_view_can_be_asked_for():
 def test_time_left_is_the_mean_of_this_run_s_trials_times_those_left(clock, seconds, n_ended, text):
     """Trials done in an earlier run took their time then."""
     estimate = Estimate()
-    estimate.start(110, 100)
+    estimate.start(110, {"tiny": 10})
     clock.now += seconds
     for _ in range(n_ended):
-        estimate.ended()
+        estimate.ended("tiny")
     assert estimate.left() == text
 
 
@@ -201,10 +207,44 @@ def test_time_left_counts_from_the_start_of_the_run(clock):
     """What happened between making the view and starting the run is no trial's time."""
     estimate = Estimate()
     clock.now += 1000
-    estimate.start(2, 0)
+    estimate.start(2, {"tiny": 2})
     clock.now += 10
-    estimate.ended()
+    estimate.ended("tiny")
     assert estimate.left() == "10 s left"
+
+
+def test_time_left_knows_that_models_differ(clock):
+    """Each model by what its own trials took; one that none has ended of by the mean of all."""
+    estimate = Estimate()
+    estimate.start(10, {"small": 3, "large": 3, "new": 1})
+    for model, seconds in (("small", 2), ("small", 4), ("large", 30)):
+        clock.now += seconds
+        estimate.ended(model)
+    assert estimate.left() == f"{3 + 2 * 30 + 12} s left"
+
+
+def test_the_live_line_tells_the_share_of_full_graphs_of_ended_trials(clock):
+    """Of the same model, arm and K alone; nothing where none is known."""
+    view = live()
+    with view:
+        view.start(5, {"tiny": 4}, "results/run")
+        view.ended(TRIAL, {**OK, "full_share_decode": None})
+        view.passing(TRIAL)
+        assert "FULL" not in shown(view)
+        view.ended(TRIAL, {**OK, "full_share_decode": 1.0})
+        view.ended(TRIAL, {**OK, "full_share_decode": 0.9})
+        view.passing(TRIAL)
+        assert shown(view).startswith("4/5 trials  tiny mbpp kpad@8  FULL 95 %")
+        view.passing(replace(TRIAL, cell=replace(CELL, k=4)))
+        assert "FULL" not in shown(view)
+
+
+def test_no_colour_where_none_is_wanted(monkeypatch, clock):
+    """NO_COLOR leaves no colour codes, and still one live line."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    view = RichProgress(Console(file=io.StringIO(), force_terminal=True, width=80))
+    a_run(view, clock)
+    assert not re.search(r"\x1b\[[0-9;]*[1-9][0-9;]*m", view.console.file.getvalue())
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ class Script:
     def __init__(self, *outcomes: Any) -> None:
         self.outcomes, self.waits, self.said, self.n_boots = iter(outcomes), [], [], 0
 
-    def boot_all(self, launches: Any) -> list[Any]:
+    def boot_all(self, launches: Any, watch: Any = None) -> list[Any]:
         self.n_boots += len(launches)
         found = [next(self.outcomes) for _ in launches]
         for one in found:

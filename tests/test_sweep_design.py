@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from conftest import CORPORA, Lab, until
 
-from kpad_bench import provenance, sweep, trial
+from kpad_bench import provenance, server, trial
 from kpad_bench.errors import ServerError
 from kpad_bench.plan import Trial
 from kpad_bench.trial import TrialRunner
@@ -46,7 +46,7 @@ class Paper:
             return ServerError(cause, "the line that shows it")
 
         class Server:
-            is_dead = False
+            is_dead, earlier = False, ()
 
             def stop(self) -> None:
                 """Nothing runs."""
@@ -77,7 +77,7 @@ def paper(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Paper:
     """Van and kpad at 4 and 8, adaptive, isolation reset on two corpora, on paper."""
     made = Paper(lab)
     lab.set(arms=["van", "kpad"], k=[4, 8], corpora=[A, B], isolation="reset", rounds="3..8")
-    monkeypatch.setattr(sweep, "boot_all", lambda launches: [made.boot(launch) for launch in launches])
+    monkeypatch.setattr(server, "boot_all", lambda launches, _: [made.boot(launch) for launch in launches])
     monkeypatch.setattr(trial, "server_columns", lambda _: {})
     monkeypatch.setattr(TrialRunner, "_measure", lambda _, planned, *more: made.measure(planned))
     facts = provenance.host_facts()
