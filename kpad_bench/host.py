@@ -18,11 +18,11 @@ from kpad_bench.config import Cpus, Resolved
 from kpad_bench.errors import HostError, UsageError
 from kpad_bench.hostcpu import require_cpus
 from kpad_bench.hubcache import missing_models
+from kpad_bench.locks import ownership
 from kpad_bench.models import models_dir
 from kpad_bench.plan import Plan
 from kpad_bench.reading import AnyServer
 from kpad_bench.retry import Booter
-from kpad_bench.store import RunFolder
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def results_lock(out: Path) -> Iterator[None]:
     there = next(path for path in (out.absolute(), *out.absolute().parents) if os.path.exists(path))
     if not there.is_dir():
         raise UsageError(f"--out: {there}: not a folder; give another one")
-    with RunFolder(out).lock():
+    with ownership(out / ".lock", f"the results folder {out}"):
         yield
 
 

@@ -15,7 +15,6 @@ Knows columns and files; nothing of servers, plans or what the numbers mean.
 
 from __future__ import annotations
 
-import fcntl
 import gzip
 import json
 import os
@@ -32,6 +31,7 @@ from kpad_bench import arrow
 from kpad_bench.arrow import MANIFEST, TABLES
 from kpad_bench.disk import as_host_error, free_name, write_whole
 from kpad_bench.errors import DataError, HostError
+from kpad_bench.locks import ownership
 from kpad_bench.schema import MUST_MATCH, OK, REQUESTS, SCHEMA_VERSION, STATUSES, TRIALS, WHO
 
 #: Ids become file names: no separator, no leading dot, room for a suffix within the 255 bytes of a name.
@@ -69,16 +69,8 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other processes from writing to the run until this ends. Raises HostError if one does."""
-        with as_host_error(self.path):
-            file = (self._made("") / ".lock").open("a")
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise HostError(
-                    f"{self.path}: another kpad-bench is writing to this run; let it end"
-                ) from error
+        """Keep others from writing to the run until this ends. Raises HostError, naming who does."""
+        with ownership(self.path / ".lock", f"the run {self.path}"):
             yield
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
