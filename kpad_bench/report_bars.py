@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kpad_bench.report_cells import Reversal, gain_of
-from kpad_bench.report_data import BASES, Report, main_corpus, state
+from kpad_bench.report_data import BASES, ONE_TRIAL, Report, main_corpus, state
 from kpad_bench.report_figure import (
     NAME_WIDTH,
     Figure,
@@ -35,16 +35,19 @@ NAMES = {
 SHORT = {"suf": "over suf", "van": "over van", "better": "over the better of the two"}
 
 
-def gain_bars(report: Report, corpus: str) -> Figure | None:
-    """The gain of the best K over suf, over van and over the better of them, per model on one corpus."""
-    rows = [row for row in report.mine if row["corpus"] == corpus and any(gain_of(row, b) for b in BASES)]
+def gain_bars(report: Report, name: str, by: str = "corpus") -> Figure | None:
+    """The gain of the best K over suf, over van and over the better of them: per model on one corpus, or,
+    ``by`` model, per corpus on one model."""
+    rows = [row for row in report.mine if row[by] == name and any(gain_of(row, b) for b in BASES)]
     if not rows:
         return None
-    left, width, gap, top, pitch = width_of([r["model"] for r in rows], 12, NAME_WIDTH) + 14, 210, 66, 46, 30
+    each = "model" if by == "corpus" else "corpus"
+    labels = [row[each] for row in rows]
+    left, width, gap, top, pitch = width_of(labels, 12, NAME_WIDTH) + 14, 190, 90, 46, 30
     marks: list[Mark | Shape] = []
     bottom = top + pitch * len(rows)
     for j, row in enumerate(rows):
-        marks.append(name_at(row["model"], left - 10, top + pitch * j + 19))
+        marks.append(name_at(row[each], left - 10, top + pitch * j + 19))
     for i, base in enumerate(BASES):
         start = left + (width + gap) * i
         gains = [(row, gain) for row in rows if (gain := gain_of(row, base))]
@@ -59,16 +62,16 @@ def gain_bars(report: Report, corpus: str) -> Figure | None:
         for row, gain in gains:
             y = top + pitch * rows.index(row)
             marks.append(_gain_bar(row, gain, base, axis, y))
-    name = "gains" if corpus == main_corpus(report) else f"gains-{corpus}"
+    is_main = by == "model" or name == main_corpus(report)
     return Figure(
-        name,
-        f"Gain of the best K of {report.family} on {corpus}",
-        "Gain in output tokens per second of each model's best K, with 95 % intervals over rounds. A hollow "
-        "bar is one trial and has no interval; red is a loss. Each panel has its own scale.",
-        left + width * 3 + gap * 2 + 60,
+        "gains" if is_main else f"gains-{name}",
+        f"Gain of the best K of {report.family} on {name}",
+        "Gain in output tokens per second of each best K, with 95 % intervals over rounds. A hollow bar is "
+        "one trial and has no interval; red is a loss. Each panel has its own scale.",
+        left + width * 3 + gap * 2 + 90,
         bottom + 24,
         marks,
-        _gain_table(name, rows, corpus),
+        _gain_table("gains", rows, f"Gains on {name}, with 95 % intervals"),
     )
 
 
@@ -90,7 +93,8 @@ def _gain_bar(row: Mapping[str, Any], gain: Gain, base: str, axis: Scale, y: flo
         ends = axis(gain.low_pct), axis(gain.high_pct)
         shapes += _whisker(ends, y + 15)
         end = max(end, *ends)
-    shapes.append(Text(end + 5, y + 19, f"{gain.pct:+.1f}%", 11.5, "ink"))
+    single = " 1 trial" if state(row) == ONE_TRIAL else ""
+    shapes.append(Text(end + 5, y + 19, f"{gain.pct:+.1f}%{single}", 11.5 if not single else 10.5, "ink"))
     facts = {
         "model": row["model"],
         "corpus": row["corpus"],
@@ -116,16 +120,20 @@ def in_words(gain: Gain | None) -> str:
     return f"{gain.pct:+.1f}% [{gain.low_pct:+.1f}, {gain.high_pct:+.1f}]"
 
 
-def _gain_table(name: str, rows: Sequence[Mapping[str, Any]], corpus: str) -> Table:
+def _gain_table(name: str, rows: Sequence[Mapping[str, Any]], title: str) -> Table:
     return Table(
         name,
-        f"Gains on {corpus}, with 95 % intervals",
-        ["model", "best K", *(SHORT[base] for base in BASES), "state"],
+        title,
+        ["model", "corpus", "best K", *(SHORT[base] for base in BASES), "state"],
         [
-            [row["model"], str(row["best_k"]), *(in_words(gain_of(row, base)) for base in BASES), state(row)]
+            [
+                *(row["model"], row["corpus"], str(row["best_k"])),
+                *(in_words(gain_of(row, base)) for base in BASES),
+                state(row),
+            ]
             for row in rows
         ],
-        frozenset({0, 5}),
+        frozenset({0, 1, 6}),
     )
 
 

@@ -30,6 +30,8 @@ from kpad_bench.report_figure import (
 from kpad_bench.report_trials import Mechanism, Sentinel
 from kpad_bench.tables import speed
 
+#: Dots that have their names beside them; more would hide each other.
+_MOST_NAMED = 8
 #: Sentinels that are drawn; the others stand in the table.
 _MOST_SENTINELS = 6
 
@@ -139,9 +141,12 @@ def acceptance(report: Report) -> Figure | None:
     for row in rows:
         tone = step(report.ks.index(row["best_k"]), len(report.ks))
         at = horizontal(row["step_time_ratio"]), vertical(row["acceptance_length"])
+        shapes: list[Shape] = [Dot(*at, 7, f"k{tone}", "ink")]
+        if len(rows) <= _MOST_NAMED:
+            shapes.append(Text(at[0] + 11, at[1] + 4, fitted(row["corpus"], 80, 10.5), 10.5, "muted"))
         marks.append(
             Mark(
-                (Dot(*at, 7, f"k{tone}", "ink"),),
+                tuple(shapes),
                 f"{row['model']}, {row['corpus']}: K={row['best_k']}, {row['acceptance_length']:.2f} tokens "
                 f"a step, R {row['step_time_ratio']:.2f}",
                 {"model": row["model"], "corpus": row["corpus"]},
@@ -153,7 +158,7 @@ def acceptance(report: Report) -> Figure | None:
         "Above the dashed line a request gets more tokens from a step than the step costs more. With equal "
         "batches, height over distance is the throughput over no speculation on the same runner (van-v1): it "
         "explains a result and predicts none. Darker (on a dark page: brighter) is a larger K.",
-        left + width + 30,
+        left + width + 90,
         top + height + 46,
         marks,
         Table(

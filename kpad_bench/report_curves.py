@@ -5,6 +5,7 @@ A ``Report`` in, ``Figure``s out; works out no figure of its own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from kpad_bench.report_cells import Panel, Point
@@ -24,7 +25,9 @@ from kpad_bench.report_figure import (
 )
 from kpad_bench.tables import speed
 
-_WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _ACROSS = 190, 140, 74, 66, 4
+_WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _ACROSS = 160, 140, 112, 66, 4
+#: Least distance between the names of two levels.
+_APART = 10.5
 #: Colours of the families, in the report's order; further ones share the last.
 _TONES = ("ours", "other", "muted")
 #: Levels that are drawn; the others stand in the table.
@@ -56,8 +59,8 @@ def _figure(report: Report, panels: Sequence[Panel], number: int) -> Figure:
         "Mean output tokens per second at each K. A bar is the 95 % interval of the difference to the "
         "fastest K of its arm (ringed), paired by round: where it stays below the ring, that K is slower. "
         "Without a bar there is one trial. Scales differ and do not begin at zero.",
-        max(left + _WIDTH * across + _GAP_X * (across - 1) + 24, 640),
-        top + (_HEIGHT + _GAP_Y) * n_rows - 18,
+        max(left + (_WIDTH + _GAP_X) * across - 44, 640),
+        top + (_HEIGHT + _GAP_Y) * n_rows - 40,
         marks,
         _table(report, panels, number),
     )
@@ -98,10 +101,12 @@ def _panel(report: Report, panel: Panel, x: float, y: float) -> Iterator[Mark | 
 
 
 def _levels(panel: Panel, levels: dict[str, float], vertical: Scale, x: float) -> Iterator[Mark]:
-    for label, value in levels.items():
+    beside = -math.inf
+    for label, value in sorted(levels.items(), key=lambda level: -level[1]):
         height = vertical(value)
+        beside = max(height + 3, beside + _APART)
         line = Line(((x, height), (x + _WIDTH, height)), "base", 1.5, _LEVELS.index(label) != 0)
-        name = Text(x + _WIDTH - 2, height - 3, label, 9.5, "muted", "end")
+        name = Text(x + _WIDTH + 4, beside, label, 9.5, "muted")
         yield Mark((line, name), f"{panel.model}, {panel.corpus}: {label} {speed(value)} tok/s")
 
 

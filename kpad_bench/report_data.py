@@ -69,9 +69,9 @@ class Report(NamedTuple):
 
     @property
     def ks(self) -> list[int]:
-        """Every K of that family that was measured."""
-        measured = {at.k for at, *_ in self.mechanisms if at.arm == self.family}
-        return sorted(measured | {row["best_k"] for row in self.mine if row["best_k"] is not None})
+        """Every K of the families that was measured: one shade stands for one K in all drawings."""
+        measured = {at.k for at, *_ in self.mechanisms if at.arm in self.families}
+        return sorted(measured | {row["best_k"] for row in self.best if row["best_k"] is not None})
 
 
 def gather(

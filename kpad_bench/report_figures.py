@@ -6,7 +6,7 @@ A ``Report`` in, ``Section``s out; knows no HTML.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from kpad_bench import report_bars, report_causes, report_curves, report_heat
@@ -23,6 +23,8 @@ class Section(NamedTuple):
     absent: str
     #: Columns and rules behind its figures.
     source: str
+    #: Drawings that stand behind the others, for those who ask.
+    more: Sequence[Figure] = ()
 
 
 def sections(report: Report) -> list[Section]:
@@ -32,7 +34,7 @@ def sections(report: Report) -> list[Section]:
 
 def figures(report: Report) -> list[Figure]:
     """Every drawing of the report, in the order of the page."""
-    return [figure for section in sections(report) for figure in section.figures]
+    return [figure for section in sections(report) for figure in (*section.figures, *section.more)]
 
 
 def _heat(report: Report) -> Section:
@@ -46,18 +48,23 @@ def _heat(report: Report) -> Section:
 
 
 def _gains(report: Report) -> Section:
-    first = main_corpus(report)
+    models = {row["model"] for row in report.mine}
     corpora = mix_last(list({row["corpus"] for row in report.mine}))
-    found = [] if first is None else _for_each_family(report, lambda one: report_bars.gain_bars(one, first))
-    found += [report_bars.gain_bars(report, corpus) for corpus in corpora if corpus != first]
+    by = "model" if len(models) == 1 else "corpus"
+    first = models.pop() if by == "model" else main_corpus(report)
+    found = (
+        [] if first is None else _for_each_family(report, lambda one: report_bars.gain_bars(one, first, by))
+    )
+    others = [report_bars.gain_bars(report, name) for name in corpora if by == "corpus" and name != first]
     return Section(
         "gains",
         "Gains over the baselines",
-        _there(found),
+        _there(found) or _there(others),
         "Neither suf (unpadded suffix decoding at K=32) nor van (no speculation) was measured beside a "
         "padded arm, so there is no gain to show. Add them to the sweep: --arm van --arm suf.",
         "vs_suf_pct and vs_van_pct of reduce: geometric means of ratios inside rounds, Student's t over "
         "rounds",
+        _there(others) if any(found) else (),
     )
 
 

@@ -88,7 +88,9 @@ def _heat_cell(row: Mapping[str, Any], x: float, y: float, ks: Sequence[int]) ->
         box,
         Text(x + _CELL_WIDTH / 2, y + 22, str(k), 17, f"on-k{tone}", "middle", is_bold=True),
     ]
-    below = "✓" if is_sure else _ties(row) or how
+    if how == ONE_TRIAL:
+        shapes.append(Text(x + _CELL_WIDTH - 6, y + 13, "1 trial", 8, f"on-k{tone}", "end"))
+    below = "✓" if is_sure else _ties(row) or ("" if how == ONE_TRIAL else how)
     shapes.append(
         Text(x + _CELL_WIDTH / 2, y + 38, fitted(below, _CELL_WIDTH - 8, 10.5), 10.5, f"on-k{tone}", "middle")
     )
@@ -190,11 +192,11 @@ def _price_cell(price: Price, k: int, is_least: bool, x: float, y: float, size: 
     )
     shapes = (
         box,
-        Text(x + size[0] / 2, y + 20, f"-{loss:.1f}%", 14, f"on-k{tone}", "middle", is_bold=True),
+        Text(x + size[0] / 2, y + 20, _less(loss), 14, f"on-k{tone}", "middle", is_bold=True),
         Text(
             x + size[0] / 2,
             y + 35,
-            fitted(f"-{most:.1f}% {corpus}", size[0] - 8, 10),
+            fitted(f"{_less(most)} {corpus}", size[0] - 8, 10),
             10,
             f"on-k{tone}",
             "middle",
@@ -206,3 +208,7 @@ def _price_cell(price: Price, k: int, is_least: bool, x: float, y: float, size: 
         f"most on {corpus}, {most:.1f} %{rounds}"
     )
     return Mark(shapes, title, {"model": price.model, "k": str(k), "loss": f"{loss:.2f}"})
+
+
+def _less(loss: float) -> str:
+    return "0%" if loss < 0.05 else f"-{loss:.1f}%"

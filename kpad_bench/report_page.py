@@ -97,14 +97,16 @@ def _block(name: str, title: str, body: str) -> str:
 
 
 def _section(part: Section) -> str:
-    figures = "".join(_figure(figure, has_title=figure.title != part.title) for figure in part.figures)
-    body = figures or f'<p class="absent">{escape(part.absent)}</p>'
+    body = "".join(map(_figure, part.figures)) or f'<p class="absent">{escape(part.absent)}</p>'
+    if part.more:
+        more = "".join(map(_figure, part.more))
+        body += f"<details><summary>{len(part.more)} more: the other corpora</summary>{more}</details>"
     return _block(part.name, part.title, body + f'<p class="source">From: {escape(part.source)}.</p>')
 
 
-def _figure(figure: Figure, *, has_title: bool) -> str:
+def _figure(figure: Figure) -> str:
     name = escape(figure.name)
-    title = f"<h3>{escape(figure.title)}</h3>" if has_title else ""
+    title = f"<h3>{escape(figure.title)}</h3>"
     return (
         f'<figure id="figure-{name}"><figcaption>{title}<p class="caption" id="caption-{name}">'
         f'{escape(figure.caption)}</p></figcaption><div class="scroll">'
