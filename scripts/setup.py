@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Makes .venv: the pinned requirements, this project (editable), and a proof that they import.
 
-Run by ``make setup``. Needs Python 3.11 with the standard library alone, since nothing is installed
-yet, and knows nothing of ``kpad_bench``. Does nothing when nothing changed since the last time.
+Run by ``make setup``. As root on a Debian it installs Chromium too, in which tests open reports. Needs
+Python 3.11 with the standard library alone, since nothing is installed yet, and knows nothing of
+``kpad_bench``. Does nothing when nothing changed since the last time.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ STAMP = VENV / "kpad-setup.json"
 LOG = VENV / "kpad-setup.log"
 REQUIREMENTS = ROOT / "requirements"
 OLDEST = (3, 11)
+#: Programs of the browser that tests drive, and Debian's packages of them.
+BROWSER, BROWSER_PACKAGES = ("chromium", "chromedriver"), ("chromium", "chromium-driver")
+#: Most seconds of one step of apt: a mirror that does not answer must not hold up a set-up.
+APT_LIMIT = "240"
 
 #: A failed step's output holds the left text: the right one is the way out. First match wins.
 ADVICE = (
@@ -69,12 +74,14 @@ def main() -> int:
         return 1
     wanted = wanted_stamp()
     if read_stamp() == wanted:
+        install_browser()
         return 0
     started = time.monotonic()
     try:
         with only_one():
             prepare_venv(wanted)
             install()
+            install_browser()
             STAMP.write_text(json.dumps(wanted, indent=1) + "\n")
     except (SetupError, OSError) as error:
         print(f"setup: {error}", file=sys.stderr)
@@ -141,6 +148,24 @@ def install() -> None:
     run("building arctic-inference (up to a minute)", [*pip, "--no-build-isolation", *files["source"]])
     run("installing kpad-bench", [*pip, "--no-build-isolation", "--editable", str(ROOT)])
     run("checking that it all imports", [python, str(ROOT / "scripts" / "check_env.py")])
+
+
+def install_browser() -> None:
+    """Chromium and its driver, where they are missing and can be installed: by root, with apt.
+
+    Without them the tests of reports are skipped (with CI=true they fail); nothing else needs them.
+    """
+    is_there = all(shutil.which(name) for name in BROWSER)
+    if is_there or os.geteuid() != 0 or not shutil.which("apt-get"):
+        return
+    apt = ["env", "DEBIAN_FRONTEND=noninteractive", "timeout", APT_LIMIT, "apt-get", "-q"]
+    try:
+        run("looking for Chromium, for the tests of reports", [*apt, "update"])
+        run("installing it", [*apt, "install", "-y", "--no-install-recommends", *BROWSER_PACKAGES])
+    except SetupError as error:
+        print(
+            f"setup: {error}\nsetup: tests that open a report in a browser will be skipped", file=sys.stderr
+        )
 
 
 def run(what: str, argv: list[str]) -> None:
