@@ -152,6 +152,8 @@ class Outlook:
                 rounds += [[] for _ in range(trial.round - len(rounds))]
                 rounds[trial.round - 1].append(trial)
         self.endings: dict[Place, Ending | None] = {}
+        #: Those that need no further round for a reason that is not in these rows.
+        self.settled: dict[Place, Ending] = {}
         self._look(self.rounds)
 
     def needed(self, trials: Iterable[Trial]) -> list[Trial]:
@@ -188,9 +190,15 @@ class Outlook:
                 ended.append((place, ending, sum(map(len, self.rounds[place][ending.round :]))))
         return ended
 
+    def settle(self, settled: Mapping[Place, Ending]) -> None:
+        """Take from elsewhere, like other nights, what needs no further round than its own does."""
+        self.settled = dict(settled)
+        self._look(self.rounds)
+
     def _look(self, places: Iterable[Place]) -> None:
         for place in places:
-            self.endings[place] = ending_of(self.rounds[place], self.rows, self.rule)
+            ending = ending_of(self.rounds[place], self.rows, self.rule)
+            self.endings[place] = ending or self.settled.get(place)
 
     def _is_over(self, trial: Trial) -> bool:
         ending = self.endings[_place(trial)]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kpad_bench import provenance
+from kpad_bench.agenda import Agenda
 from kpad_bench.argv import served_name
 from kpad_bench.cells import arm_variants
 from kpad_bench.config import Resolved
@@ -53,6 +54,10 @@ class Options:
     attach: str | None = None
     progress: Style = "auto"
     save_text: bool = False
+    #: the night that the run is, for its manifest: none resumes another's run
+    night: Mapping[str, Any] | None = None
+    #: which blocks are measured, and in which order; by default all of the plan
+    agenda: Agenda = field(default_factory=Agenda)
 
 
 def run_sweep(resolved: Resolved, options: Options) -> int:
@@ -70,22 +75,24 @@ def run_sweep(resolved: Resolved, options: Options) -> int:
         folder = open_run(resolved, plan, options, facts)
         runner = TrialRunner(resolved, corpora, folder, facts, progress, options.save_text)
         with folder.lock(), terminable():
-            n_bad = Run(plan, runner, Host(server_cpus, attached, Booter(resolved.config.retry))).execute()
+            host = Host(server_cpus, attached, Booter(resolved.config.retry))
+            n_bad = Run(plan, runner, host, options.agenda).execute()
     return EXIT_TRIALS_FAILED if n_bad else EXIT_OK
 
 
 class Run:
     """One run of a plan in progress: what has been measured, and what is next."""
 
-    def __init__(self, plan: Plan, runner: TrialRunner, host: Host) -> None:
-        self.plan, self.runner, self.host = plan, runner, host
+    def __init__(self, plan: Plan, runner: TrialRunner, host: Host, agenda: Agenda) -> None:
+        self.plan, self.runner, self.host, self.agenda = plan, runner, host, agenda
         self.folder, self.progress = runner.folder, runner.progress
         self.rows = usable_rows(self.folder, runner.facts, self.progress)
         self.outlook = Outlook(plan, self.rows, self.folder.read_superseded(), rule_of(runner.resolved))
+        agenda.begin(plan, self.outlook, runner.facts)
 
     def execute(self) -> int:
         """Measure what is not done. Returns how many of the trials that are needed are not ok."""
-        n_trials, left = self._n_needed(), self.outlook.models_left(self.plan.blocks)
+        n_trials, left = self._n_needed(), self.outlook.models_left(self.agenda.ahead())
         n_left = left.total()
         if n_left:
             where, is_most = str(self.folder.path), self.plan.design.is_adaptive
@@ -97,24 +104,24 @@ class Run:
                     self.progress.note(
                         f"{one.name}: {one.n_elsewhere} of its prompts are measured in another corpus"
                     )
-        else:
+        elif n_trials:
             self.progress.note(
                 f"all {n_trials} trials of {self.folder.path} are done; --fresh starts a new run"
             )
-        for place, block in enumerate(self.plan.blocks, start=1):
+        while (block := self.agenda.take()) is not None:
             self._block(block)
-            self._close(block, self.plan.blocks[place:])
+            self._close(block)
         n_bad = len(self.outlook.not_ok())
         if not n_bad:
             _, warnings = self.folder.compact()
             for warning in warnings:
                 self.progress.note(f"warning: {warning}")
-        if n_left:
+        if n_left and self.agenda.is_whole:
             closing_note(self.folder, n_bad, self.progress)
         return n_bad
 
     def _n_needed(self) -> int:
-        return len(self.outlook.needed(self.plan.trials()))
+        return len(self.outlook.needed(t for block in self.agenda.blocks() for t in block.trials()))
 
     def _block(self, block: Block) -> None:
         """Measure what is left of one block; as a whole where it has a gap."""
@@ -151,12 +158,12 @@ class Run:
             rows = run_boots(block.block_id, group, self.runner, self.host)
             self.rows |= {row["trial_id"]: row for row in rows}
 
-    def _close(self, block: Block, later: Sequence[Block]) -> None:
+    def _close(self, block: Block) -> None:
         """Say what needs no further round, and what is left."""
         for (model, corpus), ending, n_spared in self.outlook.close(block):
             spared = f": {n_spared} trials are not needed" if n_spared else ""
             self.progress.note(f"{model} {corpus}: {ending.why} after {ending.round} rounds{spared}")
-        self.progress.revise(self._n_needed(), self.outlook.models_left(later))
+        self.progress.revise(self._n_needed(), self.outlook.models_left(self.agenda.ahead()))
 
 
 def rule_of(resolved: Resolved) -> Rule:
@@ -202,6 +209,7 @@ def run_boots(
     with contextlib.ExitStack() as stack:
         turns: list[tuple[Trial, Life]] = []
         for (planned, trials), server in zip(group, servers, strict=True):
+            stack.callback(runner.folder.save_log, planned.boot_id)
             if not isinstance(server, ServerError):
                 stack.callback(server.stop)
             life = Life(planned, server, booted_at)
@@ -233,9 +241,12 @@ def open_run(resolved: Resolved, plan: Plan, options: Options, facts: Mapping[st
     places = {tag: entry.local for tag, entry in resolved.models.items() if entry.local is not None}
     for folder in [] if options.fresh else find_runs(sweep_folder)[::-1]:
         manifest = folder.read_manifest()
-        theirs = (manifest.get("plan_digest"), manifest.get("attached_to"))
+        theirs = (manifest.get("plan_digest"), manifest.get("attached_to"), manifest.get("night"))
         # Ids hold no paths, so ./model of another folder has the same plan.
-        if theirs == (plan.digest, attached_to) and manifest.get("model_folders", places) == places:
+        if (
+            theirs == (plan.digest, attached_to, options.night)
+            and manifest.get("model_folders", places) == places
+        ):
             return folder
     folder = RunFolder.create(new_run_path(sweep_folder))
     folder.write_manifest(
@@ -244,6 +255,7 @@ def open_run(resolved: Resolved, plan: Plan, options: Options, facts: Mapping[st
             "run_id": folder.run_id,
             "plan_digest": plan.digest,
             "attached_to": attached_to,
+            "night": options.night,
             "model_folders": places,
             "created_at": utc_now().isoformat(),
             "design": str(resolved.config.rounds),
