@@ -40,9 +40,8 @@ class AttachedServer:
         """Unknown."""
         return None
 
-    def cpus(self) -> str | None:
+    def affinity(self) -> None:
         """Unknown."""
-        return None
 
     def stop(self) -> None:
         """Left running."""

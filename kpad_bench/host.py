@@ -15,8 +15,8 @@ from kpad_bench import provenance
 from kpad_bench.argv import PYTHON
 from kpad_bench.attached import attach
 from kpad_bench.config import Cpus, Resolved
+from kpad_bench.cpusets import HostCpus, keep_apart, require_cpus
 from kpad_bench.errors import HostError, UsageError
-from kpad_bench.hostcpu import require_cpus
 from kpad_bench.hubcache import missing_models
 from kpad_bench.locks import ownership
 from kpad_bench.models import models_dir
@@ -73,13 +73,15 @@ def expected_vllm(resolved: Resolved, attached: AnyServer | None) -> str | None:
 def cpu_sets(cpus: Cpus, attached: AnyServer | None) -> tuple[frozenset[int] | None, frozenset[int] | None]:
     """CPUs of server and client, None to leave them alone. Raises HostError for CPUs that are not there.
 
-    A server must not inherit the client's set: without one of its own it gets all that there are.
+    Nor may they have a physical core in common. A server must not inherit the client's set: without one of
+    its own it gets all that there are.
     """
-    server = None if attached else require_cpus(cpus.server, "cpus.server")
-    client = require_cpus(cpus.client, "cpus.client")
-    if client is not None and server is None:
-        server = os.sched_getaffinity(0)
-    return (None if server is None else frozenset(server)), (None if client is None else frozenset(client))
+    here = HostCpus.here()
+    server = None if attached else require_cpus(cpus.server, "cpus.server", here)
+    client = require_cpus(cpus.client, "cpus.client", here)
+    keep_apart([one for one in (server, client) if one], here)
+    left_alone = here.usable if client else None
+    return (server.cpus if server else left_alone), (client.cpus if client else None)
 
 
 @contextlib.contextmanager

@@ -1,10 +1,8 @@
-"""CPU lists in taskset's notation. Pure but for the reads of affinity."""
+"""CPU lists in taskset's notation. Pure."""
 
 from __future__ import annotations
 
-import os
-
-from kpad_bench.errors import HostError, UsageError
+from kpad_bench.errors import UsageError
 
 #: More than any kernel knows (CONFIG_NR_CPUS is at most 8192): a slip of the finger, not a CPU.
 MOST_CPUS = 8192
@@ -31,20 +29,3 @@ def format_cpu_list(cpus: set[int]) -> str:
         else:
             runs.append([cpu, cpu])
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
-
-
-def require_cpus(text: str | None, where: str) -> set[int] | None:
-    """The CPUs of a list, all usable by this process. Raises HostError when some are not.
-
-    taskset itself exits 0 when only a part of the list exists, so it cannot be asked.
-    """
-    if text is None:
-        return None
-    wanted, usable = parse_cpu_list(text, where), os.sched_getaffinity(0)
-    if not wanted <= usable:
-        missing = format_cpu_list(wanted - usable)
-        raise HostError(
-            f"{where}: {text!r}: CPUs {missing} are not available to this process "
-            f"(it may use {format_cpu_list(usable)}); change the list or set it to null"
-        )
-    return wanted

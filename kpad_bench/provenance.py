@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kpad_bench import __version__
-from kpad_bench.hostcpu import format_cpu_list, parse_cpu_list
+from kpad_bench.hostcpu import format_cpu_list
 
 QUERY_TIMEOUT_S = 20
 
@@ -102,14 +102,3 @@ def _git_commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
-
-
-def numa_nodes(cpus: set[int]) -> str | None:
-    """NUMA nodes that hold these CPUs, like ``0`` or ``0,1``."""
-    folders = Path("/sys/devices/system/node").glob("node[0-9]*")
-    nodes = []
-    for folder in folders:
-        text = _read(str(folder / "cpulist"))  # empty for a node of memory alone
-        if text and cpus & parse_cpu_list(text, str(folder)):
-            nodes.append(int(folder.name.removeprefix("node")))
-    return ",".join(str(node) for node in sorted(nodes)) or None

@@ -8,19 +8,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kpad_bench.affinity import Affinity
 from kpad_bench.attached import AttachedServer
 from kpad_bench.bootlog import attention_backend
 from kpad_bench.cells import Cell
 from kpad_bench.counters import Deltas, delta, parse_samples, snapshot
-from kpad_bench.hostcpu import parse_cpu_list
+from kpad_bench.hostcpu import format_cpu_list
 from kpad_bench.launch import shown_argv, shown_env
 from kpad_bench.loops import EDGE, long_answers, text_end
 from kpad_bench.metrics import sent_requests
 from kpad_bench.prompt import Prompt
-from kpad_bench.provenance import numa_nodes
 from kpad_bench.server import Server
 from kpad_bench.steps import StepDeltas, front_end_deltas, step_deltas
 from kpad_bench.stream import PassTrace
+from kpad_bench.topology import numa_nodes
 
 AnyServer = Server | AttachedServer
 #: The server books a request's last tokens shortly after it has sent them.
@@ -121,17 +122,22 @@ def cpu_columns(trace: PassTrace, before: Reading, after: Reading) -> dict[str, 
     return {"front_end_cpu_share": shares[0], "engine_cpu_share": shares[1]}
 
 
+def affinity_columns(affinity: Affinity | None) -> dict[str, Any]:
+    """Where the server's threads may run."""
+    if affinity is None:
+        return {}
+    return {"server_cpus": format_cpu_list(set(affinity.cpus)), "numa": numa_nodes(affinity.cpus)}
+
+
 def server_columns(server: AnyServer) -> dict[str, Any]:
     """Columns about the running server."""
-    cpus, log = server.cpus(), server.log_text()
+    log = server.log_text()
     return {
         "boot_s": server.boot_s,
         "boot_attempts": server.n_boots,
         "server_argv": shown_argv(server.argv),
         "server_env": shown_env(server.env),
-        "server_cpus": cpus,
         "affinity_by": server.affinity_by,
-        "numa": None if cpus is None else numa_nodes(parse_cpu_list(cpus, "affinity")),
         "attention_backend": attention_backend(log),
     }
 

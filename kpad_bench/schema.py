@@ -152,7 +152,7 @@ HOST = _columns(
     ),
     ("server_argv", "strs", "the command line"),
     ("server_env", "strs", "NAME=value, secrets removed"),
-    ("server_cpus", "str", "CPU list read back from the process"),
+    ("server_cpus", "str", "CPUs that the threads of all its processes may use, read back from them"),
     ("client_cpus", "str", "CPU list of the client"),
     ("affinity_by", "str", "taskset, sched_setaffinity or null"),
     ("numa", "str", "NUMA nodes of the server's CPUs"),

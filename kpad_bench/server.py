@@ -24,10 +24,10 @@ from pathlib import Path
 import psutil
 
 from kpad_bench import bootstage
+from kpad_bench.affinity import Affinity, read_affinity
 from kpad_bench.bootlog import classify, last_line
 from kpad_bench.control import Endpoint
 from kpad_bench.errors import HostError, ServerError
-from kpad_bench.hostcpu import format_cpu_list
 from kpad_bench.launch import Launch, free_port, runtime_dir, socket_in
 
 TERM_WAIT_S = 20.0
@@ -120,11 +120,9 @@ class Server:
                     engine += times.user + times.system
         return front, engine
 
-    def cpus(self) -> str | None:
-        """The CPU list of the API process, read back from it."""
-        with contextlib.suppress(OSError):
-            return format_cpu_list(os.sched_getaffinity(self.pid))
-        return None
+    def affinity(self) -> Affinity | None:
+        """The CPUs of every thread of its processes, read back from them; None when none of them lives."""
+        return read_affinity((process.pid for process in self.members()), self.launch.cpus)
 
     def stop(self) -> None:
         """TERM, bounded wait, KILL, and proof that nothing is left. Raises HostError when something is."""

@@ -30,6 +30,7 @@ from kpad_bench.prompt import Prompt, assert_distinct
 from kpad_bench.reading import (
     AnyServer,
     Reading,
+    affinity_columns,
     cpu_columns,
     deltas_of,
     front_end_steps,
@@ -177,6 +178,8 @@ class TrialRunner:
         if is_dead(server, trace):
             server.is_dead = True
             return columns | failed_row(server.death())
+        affinity = server.affinity()
+        columns |= affinity_columns(affinity)
         columns["loop_share"] = loop_share(trace, text_ends(server, trace))
         columns["warnings"] += counter_doubts(deltas, trial.cell.k, server.log_text())
         evidence = Evidence(
@@ -187,6 +190,7 @@ class TrialRunner:
             is_attached=server.is_attached,
             deltas=deltas,
             steps=steps,
+            strays=() if affinity is None else affinity.strays,
         )
         judged = verdict(columns, trace, self.resolved.config.thresholds, evidence)
         return columns | judged._asdict()

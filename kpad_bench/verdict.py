@@ -32,6 +32,7 @@ class Evidence:
     ``pads`` and ``k`` are what the arm asks for. ``statuses``: the plugin's status of every worker (keys
     ``marker``, ``k``, ``pads``), empty when none answered. ``n_workers``: how many there must be.
     ``is_attached``: the server is not ours, so only a padded arm needs the marker.
+    ``strays``: processes of the server that may run outside its CPU set, in words.
     """
 
     pads: bool
@@ -41,6 +42,7 @@ class Evidence:
     is_attached: bool = False
     deltas: Deltas | None = None
     steps: StepDeltas | None = None
+    strays: Sequence[str] = ()
 
 
 #: A padded arm below it was not padded, whatever its settings say. Above it and under 95 % is a doubt.
@@ -77,6 +79,7 @@ def verdict(columns: Columns, trace: PassTrace, thresholds: Thresholds, evidence
         return Verdict(FAILED, reason, detail)
     for doubts in (
         _engine_doubts(columns, evidence),
+        _place_doubts(evidence),
         _count_doubts(columns, evidence),
         _request_doubts(thresholds, trace),
         _bound_doubts(columns, thresholds),
@@ -126,6 +129,12 @@ def _engine_doubts(columns: Columns, evidence: Evidence) -> Iterator[Reason]:
         yield "padding_not_applied", f"only {share:.1%} of decode-only steps were uniform in a padded arm"
     if evidence.pads and evidence.steps is None:
         yield "not_counted", "the plugin's counters could not be read around the pass: padding is not proved"
+
+
+def _place_doubts(evidence: Evidence) -> Iterator[Reason]:
+    """Did the server run where the configuration says?"""
+    if evidence.strays:
+        yield "affinity", f"outside the server's CPU set: {'; '.join(evidence.strays)}"
 
 
 def _count_doubts(columns: Columns, evidence: Evidence) -> Iterator[Reason]:

@@ -1,15 +1,13 @@
-"""CPU lists: reading, writing, and whether this process may use them."""
+"""CPU lists: reading and writing."""
 
 from __future__ import annotations
-
-import os
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kpad_bench.errors import HostError, UsageError
-from kpad_bench.hostcpu import format_cpu_list, parse_cpu_list, require_cpus
+from kpad_bench.errors import UsageError
+from kpad_bench.hostcpu import format_cpu_list, parse_cpu_list
 
 
 @pytest.mark.parametrize(
@@ -43,12 +41,3 @@ def test_a_written_list_reads_back_the_same(cpus):
     text = format_cpu_list(cpus)
     assert parse_cpu_list(text, "here") == cpus
     assert len(text.split(",")) == sum(cpu - 1 not in cpus for cpu in cpus)
-
-
-def test_cpus_that_are_not_there_are_named(monkeypatch):
-    """taskset would take a part of the list in silence; here the missing ones are told (exit 4)."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
-    assert require_cpus("1-2", "cpus.server") == {1, 2}
-    assert require_cpus(None, "cpus.server") is None
-    with pytest.raises(HostError, match=r"cpus\.server: '2-5': CPUs 4-5 are not available .* may use 0-3"):
-        require_cpus("2-5", "cpus.server")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import subprocess
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -108,14 +107,3 @@ def test_the_plugin_is_installed_when_vllm_would_find_it(monkeypatch, names, fou
     points = [SimpleNamespace(name=name) for name in names]
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: points)
     assert provenance.is_plugin_installed() is found
-
-
-def test_numa_nodes_are_those_that_hold_the_cpus(monkeypatch):
-    """In the order of their numbers; nodes of memory alone hold none."""
-    lists = {"node0": "0-3", "node1": "", "node2": "4-5,9", "node10": "6-7", "node11": None}
-    folders = [Path("/sys/devices/system/node") / name for name in sorted(lists)]
-    monkeypatch.setattr(Path, "glob", lambda *_: iter(folders))
-    monkeypatch.setattr(provenance, "_read", lambda path: lists[Path(path).parent.name])
-    assert provenance.numa_nodes({6, 9, 0}) == "0,2,10"
-    assert provenance.numa_nodes({5}) == "2"
-    assert provenance.numa_nodes({99}) is None

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import topologies
 from conftest import Lab
 from fake_vllm.client import Boots, spec
 
 from kpad_bench import corpus, provenance, trial
 from kpad_bench.errors import HostError, UsageError
+from kpad_bench.topology import Topology
 
 
 def refused(lab: Lab, error: type[Exception], text: str, **options: Any) -> str:
@@ -198,6 +200,26 @@ def test_cpu_sets(lab: Lab, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
     assert (row["server_cpus"], row["client_cpus"], row["affinity_by"]) == ("0", "1", by)
     assert row["numa"] in ("0", None)
     assert os.sched_getaffinity(0) == before
+
+
+@needs_two_cpus
+def test_a_process_outside_the_set(lab: Lab) -> None:
+    """The affinity of every process of the server is read back; one that left its set spoils the number."""
+    lab.set(cpus={"server": "0", "client": "1"})
+    lab.tell(core_cpus=[1])
+    assert lab.sweep() == 3
+    row = lab.row()
+    assert (row["status"], row["reason"], row["server_cpus"]) == ("invalid", "affinity", "0-1")
+    assert re.search(r"pid \d+ \(VLLM::EngineCor\) may run on CPUs 1", row["detail"])
+
+
+@needs_two_cpus
+def test_client_and_server_on_one_core(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads of one core are no two sets, although their numbers differ."""
+    one_core = Topology.read(topologies.make(lab.path / "sys", [(0, 1)]))
+    monkeypatch.setattr(Topology, "read", lambda: one_core)
+    lab.set(cpus={"server": "0", "client": "1"})
+    refused(lab, HostError, r"cpus\.client: '1': CPUs 1 are SMT siblings of CPUs 0 of cpus\.server")
 
 
 @needs_two_cpus

@@ -65,6 +65,7 @@ INVALID = {
     "tokens_not_reconciled": [
         {"columns": {"tokens_reconciled": False}, "deltas": Deltas(generation_tokens=46)}
     ],
+    "affinity": [{"strays": ["pid 7 (VLLM::EngineCore) may run on CPUs 3"]}],
     "client_bound": [{"columns": {"client_cpu_share": 0.95}}, {"columns": {"loop_lag_p99_ms": 25.0}}],
     "front_end_bound": [{"columns": {"front_end_cpu_share": 1.4}}, {"columns": {"chunk_merge_share": 0.2}}],
 }

@@ -27,6 +27,8 @@ def main(argv: Sequence[str]) -> None:
     logs.banner(options)
     listener = bind(options)
     child = core.spawn()
+    if told.core_cpus:
+        os.sched_setaffinity(child.pid, told.core_cpus)
     obey_signals(child, told)
     logs.engine(options, k, child.pid)
     for text in told.boot_log:

@@ -38,6 +38,7 @@ class Script:
     health_status: int = 200
     leave_core: bool = False
     ignore_term: bool = False
+    core_cpus: tuple[int, ...] = ()  #: the core moves to these CPUs
     # death: SIGKILL as request N arrives
     die_after_requests: int | None = None
     die_core_after_requests: int | None = None
