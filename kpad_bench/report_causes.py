@@ -195,7 +195,7 @@ def steady(report: Report) -> Figure | None:
     models, corpora = list(dict.fromkeys(m for m, _ in found)), mix_last(list({c for _, c in found}))
     left, width, top, pitch = width_of(models, 12, NAME_WIDTH) + 14, 470, 26, 34
     bottom = top + pitch * len(models)
-    axis, lines = scale([1.0, *(ratio for _, ratio in found.values())], left, left + width)
+    axis, lines = scale([0.98, 1.02, *(ratio for _, ratio in found.values())], left, left + width)
     marks: list[Mark | Shape] = []
     for value in lines:
         marks.append(Line(((axis(value), top), (axis(value), bottom)), "axis" if value == 1 else "grid"))

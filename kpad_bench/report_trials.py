@@ -218,23 +218,30 @@ def _varies(speeds: Sequence[float]) -> tuple[float | None, float | None]:
 
 def runs(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Every run, the newest first: when, how many trials, and the facts of ``RUN_FACTS`` (several: all)."""
+    groups = frame.groupby(["sweep", "run_id"], observed=True, dropna=False)
+    number = groups.ngroup()
+    facts = {name: _values(number, frame[name]) for name in RUN_FACTS}
+    sums = groups.agg(started=("started_at", "min"), trials=("is_ok", "size"), ok=("is_ok", "sum"))
     found = []
-    for keys, rows in frame.groupby(["sweep", "run_id"], observed=True, dropna=False):
-        first = rows["started_at"].min()
+    for i, ((sweep, run_id), first, trials, ok) in enumerate(sums.itertuples()):
         row: dict[str, Any] = {
-            "sweep": _text(keys[0]),
-            "run_id": _text(keys[1]),
+            "sweep": _text(sweep),
+            "run_id": _text(run_id),
             "started": None if pd.isna(first) else f"{first:%Y-%m-%d %H:%M} UTC",
-            "trials": len(rows),
-            "ok": int(rows["is_ok"].sum()),
+            "trials": int(trials),
+            "ok": int(ok),
         }
-        found.append(row | {name: _values(rows[name]) for name in RUN_FACTS})
+        found.append(row | {name: ", ".join(values.get(i, ())) or None for name, values in facts.items()})
     return sorted(found, key=lambda row: (row["started"] or "", row["run_id"] or ""), reverse=True)
 
 
-def _values(column: pd.Series[Any]) -> str | None:
-    values = sorted({str(value) for value in column.dropna().unique()})
-    return ", ".join(values) or None
+def _values(number: pd.Series[int], column: pd.Series[Any]) -> dict[int, list[str]]:
+    """Number of a run -> the distinct values of a column in it, sorted."""
+    pairs = pd.DataFrame({"run": number, "value": column}).drop_duplicates().dropna()
+    found: dict[int, list[str]] = {}
+    for run, value in sorted(zip(pairs["run"].tolist(), map(str, pairs["value"]), strict=True)):
+        found.setdefault(run, []).append(value)
+    return found
 
 
 def _text(value: Any) -> str | None:
