@@ -105,6 +105,38 @@ def test_the_api_dies_at_a_given_request(boot: Boots) -> None:
     assert is_alive(fake, core)
 
 
+def test_the_core_is_lost_without_a_word(boot: Boots) -> None:
+    """No token comes from then on, and /health and /version are 200."""
+    fake = boot(script={"lose_core_after_requests": 2})
+    fake.stream("one")
+    core = fake.core_pid()
+    for prompt in ("two", "three"):
+        connection = Connection(fake.address, 0.3)
+        connection.request("POST", CHAT, json.dumps(question(prompt, 40)))
+        with pytest.raises(TimeoutError):
+            connection.getresponse().read()
+        connection.close()
+    wait_for("the core is gone", lambda: not is_alive(fake, core))
+    assert (fake.ask("/health")[0], fake.ask("/version")[0]) == (200, 200)
+
+
+def test_it_is_unavailable_from_a_request_on(boot: Boots) -> None:
+    """503 for that request, those after it, and /health; /version still answers."""
+    fake = boot(script={"unavailable_after_requests": 2})
+    fake.stream("one")
+    assert fake.ask("/health")[0] == 200
+    assert [fake.ask(CHAT, question(prompt, 40))[0] for prompt in ("two", "three")] == [503, 503]
+    assert (fake.ask("/health")[0], fake.ask("/version")[0]) == (503, 200)
+
+
+def test_health_hangs(boot: Boots) -> None:
+    """It takes the question and does not answer."""
+    fake = boot(script={"health_hang": True})
+    with pytest.raises(TimeoutError):
+        fake.ask("/health", timeout_s=0.3)
+    assert fake.ask("/version")[0] == 200
+
+
 @pytest.mark.parametrize("key", ["leave_core", "ignore_term"])
 def test_teardown_can_be_made_hard(boot: Boots, key: str) -> None:
     """leave_core: only the API obeys SIGTERM. ignore_term: nobody does, and the API logs that it got it."""

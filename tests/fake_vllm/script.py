@@ -36,12 +36,15 @@ class Script:
     boot_log: tuple[str, ...] = ()  #: further lines of the log
     wrong_model_name: str | None = None
     health_status: int = 200
+    health_hang: bool = False  #: /health takes the request and never answers
     leave_core: bool = False
     ignore_term: bool = False
     core_cpus: tuple[int, ...] = ()  #: the core moves to these CPUs
     # death: SIGKILL as request N arrives
     die_after_requests: int | None = None
     die_core_after_requests: int | None = None
+    lose_core_after_requests: int | None = None  #: the core dies, and the API does not notice: /health is 200
+    unavailable_after_requests: int | None = None  #: request N and those after it get 503, as does /health
     # the plugin
     no_plugin: bool = False
     rank_count: int = 1

@@ -39,6 +39,7 @@ class Server:
         self.name = told.wrong_model_name or options.served_name
         self.n_received = 0
         self.n_scrapes = 0
+        self.is_core_lost = False
 
     async def run(self, listener: socket.socket) -> None:
         """Serve for ever, and notice when the core dies."""
@@ -67,7 +68,7 @@ class Server:
 
     def check_core(self) -> None:
         """SIGCHLD: a dead core is a dead engine."""
-        if self.child.poll() is not None and not self.engine.is_dead:
+        if self.child.poll() is not None and not self.engine.is_dead and not self.is_core_lost:
             self.fail_engine()
 
     def fail_engine(self) -> None:
@@ -77,8 +78,16 @@ class Server:
         self.engine.die()
 
     async def health(self, _request: web.Request) -> web.Response:
-        """200, or 503 with a dead core."""
-        return web.Response(status=503 if self.engine.is_dead else self.told.health_status)
+        """200, or 503 with a dead core; scripted otherwise."""
+        if self.told.health_hang:
+            await asyncio.Event().wait()
+        is_well = not self.engine.is_dead and not self.is_unavailable()
+        return web.Response(status=self.told.health_status if is_well else 503)
+
+    def is_unavailable(self) -> bool:
+        """Whether requests get 503 by now."""
+        first = self.told.unavailable_after_requests
+        return first is not None and self.n_received >= first
 
     async def version(self, _request: web.Request) -> web.Response:
         """Answers even with a dead core."""
@@ -177,7 +186,12 @@ class Server:
             request = read_request(body, self.name, self.options, self.told.tokens, is_chat=is_chat)
             request.loop_words = self.told.loop_words
             record_call(http.path, request.prompt)
+            if self.is_unavailable():
+                raise Refused(error("Service unavailable", 503))
             self.engine.add(request)
+            if number == self.told.lose_core_after_requests:
+                self.is_core_lost = True
+                self.child.kill()
             if number == self.told.die_core_after_requests:
                 # The request is in, and fails in mid-stream.
                 self.child.kill()
@@ -253,6 +267,8 @@ class Server:
         sizes = self.told.tokens_per_chunk
         while n_sent < request.n_tokens:
             n_new = await request.outputs.get()
+            if self.is_core_lost:
+                await asyncio.Event().wait()
             if n_new is None:
                 raise EngineError(DEAD)
             n_held += n_new

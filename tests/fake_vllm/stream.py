@@ -16,6 +16,7 @@ FINGERPRINT = "vllm-0.32.0-0a1b2c3d"
 def error(message: str, status: int, param: str | None = None) -> dict[str, Any]:
     """vLLM's error body."""
     kinds = {400: "BadRequestError", 404: "NotFoundError", 500: "InternalServerError"}
+    kinds |= {503: "ServiceUnavailableError"}
     return {"error": {"message": message, "type": kinds[status], "param": param, "code": status}}
 
 
