@@ -12,21 +12,23 @@ from typing import Annotated, Any, NoReturn, cast
 
 import typer
 
-from kpad_bench import __version__, cli_corpora, cli_models, cli_report, stdio
+from kpad_bench import __version__, cli_complete, cli_corpora, cli_models, cli_report, stdio
+from kpad_bench.cli_guide import FIRST_STEPS, InOrder, guide
 from kpad_bench.cli_tools import emit, one_of, parse_ks, say, words, write
 from kpad_bench.errors import EXIT_INTERRUPTED, EXIT_OK, KpadError, UsageError
 
 app = typer.Typer(
     name="kpad-bench",
     help="Measure which padded draft length K makes vLLM's suffix decoding fastest.",
+    epilog=FIRST_STEPS,
+    cls=InOrder,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 app.add_typer(cli_models.app, name="models")
 app.add_typer(cli_corpora.app, name="corpora")
-app.command(epilog="Example: kpad-bench report results/default --out report.html")(cli_report.report)
+app.command(epilog=guide("report"))(cli_report.report)
 
 
 def main() -> NoReturn:
@@ -57,13 +59,25 @@ def _root(
     pass
 
 
-@app.command(epilog="Example: kpad-bench sweep --config quickstart --arm van --arm kpad --k 4,8")
+@app.command(epilog=guide("sweep"))
 def sweep(  # noqa: PLR0913, PLR0917 one parameter per option
-    model: Annotated[list[str] | None, typer.Option(help="Tag, hub id or ./folder; repeat for more.")] = None,
-    corpus: Annotated[list[str] | None, typer.Option(help="Frozen prompt set; repeat for more.")] = None,
-    arm: Annotated[list[str] | None, typer.Option(help="Server variant, or name@K; repeat for more.")] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(autocompletion=cli_complete.models, help="Tag, hub id or ./folder; repeat for more."),
+    ] = None,
+    corpus: Annotated[
+        list[str] | None,
+        typer.Option(autocompletion=cli_complete.corpora, help="Frozen prompt set; repeat for more."),
+    ] = None,
+    arm: Annotated[
+        list[str] | None,
+        typer.Option(autocompletion=cli_complete.arms, help="Server variant, or name@K; repeat for more."),
+    ] = None,
     k: Annotated[str | None, typer.Option("--k", help="Ks of the padded arms, like 4,6,8,12.")] = None,
-    config: Annotated[str, typer.Option(help="YAML file, or the name of a shipped one.")] = "default",
+    config: Annotated[
+        str,
+        typer.Option(autocompletion=cli_complete.configs, help="YAML file, or the name of a shipped one."),
+    ] = "default",
     rounds: Annotated[
         str | None, typer.Option(help="Blocks of every cell: 3; or 3..8, as many as its decision needs.")
     ] = None,
@@ -113,7 +127,7 @@ def sweep(  # noqa: PLR0913, PLR0917 one parameter per option
     raise typer.Exit(run_sweep(resolved, options))
 
 
-@app.command(epilog="Example: kpad-bench reduce results/quickstart --format md")
+@app.command(epilog=guide("reduce"))
 def reduce(
     paths: Annotated[list[Path], typer.Argument(help="Runs, or a CSV with model,corpus,k,output_tok_per_s.")],
     output_format: Annotated[
@@ -137,18 +151,26 @@ def reduce(
         say(note)
 
 
-@app.command(
-    epilog="Example: kpad-bench recommend results/default --model Llama-3.1-8B-Instruct --corpus mbpp"
-)
+@app.command(epilog=guide("recommend"))
 def recommend(  # noqa: PLR0913, PLR0917 one parameter per option
     paths: Annotated[list[Path], typer.Argument(help="Runs, or a CSV with model,corpus,k,output_tok_per_s.")],
     model: Annotated[
-        str | None, typer.Option(help="As the rows name it. Without one: a table of what to do for which.")
+        str | None,
+        typer.Option(
+            autocompletion=cli_complete.models,
+            help="As the rows name it. Without one: a table of what to do for which.",
+        ),
     ] = None,
     corpus: Annotated[
-        list[str] | None, typer.Option(help="Traffic, as name or name=weight; repeat to mix. Default: all.")
+        list[str] | None,
+        typer.Option(
+            autocompletion=cli_complete.corpora,
+            help="Traffic, as name or name=weight; repeat to mix. Default: all.",
+        ),
     ] = None,
-    arm: Annotated[str, typer.Option(help="Family of arms whose Ks compete.")] = "kpad",
+    arm: Annotated[
+        str, typer.Option(autocompletion=cli_complete.arms, help="Family of arms whose Ks compete.")
+    ] = "kpad",
     concurrency: Annotated[
         int | None, typer.Option(help="Where several were measured; else the highest.")
     ] = None,
@@ -182,9 +204,7 @@ def recommend(  # noqa: PLR0913, PLR0917 one parameter per option
         emit(render(decide(load_rows(paths), asked), output_format))
 
 
-@app.command(
-    epilog="Example: kpad-bench compare results/default/OLD results/default/NEW --fail-on regression:3%"
-)
+@app.command(epilog=guide("compare"))
 def compare(
     base: Annotated[Path, typer.Argument(help="The night before: a run, a sweep, Parquet or a long CSV.")],
     new: Annotated[Path, typer.Argument(help="The night to judge, as one of the same.")],
@@ -213,15 +233,27 @@ def compare(
         raise CheckFailed("\n  ".join([f"slower by more than {limit_pct:g} %:", *slower]))
 
 
-@app.command(epilog="Example: kpad-bench verify --config quickstart --k 4,8")
+@app.command(epilog=guide("verify"))
 def verify(  # noqa: PLR0913, PLR0917 one parameter per option
     model: Annotated[
-        str | None, typer.Option(help="Tag, hub id or ./folder; else the config's first.")
+        str | None,
+        typer.Option(
+            autocompletion=cli_complete.models, help="Tag, hub id or ./folder; else the config's first."
+        ),
     ] = None,
-    corpus: Annotated[str | None, typer.Option(help="Frozen prompt set; else the config's first.")] = None,
-    arm: Annotated[list[str] | None, typer.Option(help="Padded arm, or name@K; repeat for more.")] = None,
+    corpus: Annotated[
+        str | None,
+        typer.Option(autocompletion=cli_complete.corpora, help="Frozen prompt set; else the config's first."),
+    ] = None,
+    arm: Annotated[
+        list[str] | None,
+        typer.Option(autocompletion=cli_complete.arms, help="Padded arm, or name@K; repeat for more."),
+    ] = None,
     k: Annotated[str | None, typer.Option("--k", help="Ks of the padded arms, like 4,8.")] = None,
-    config: Annotated[str, typer.Option(help="YAML file, or the name of a shipped one.")] = "default",
+    config: Annotated[
+        str,
+        typer.Option(autocompletion=cli_complete.configs, help="YAML file, or the name of a shipped one."),
+    ] = "default",
     n_prompts: Annotated[int | None, typer.Option(min=1, help="Prompts; the config's, at most 32.")] = None,
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Tokens of an answer; the config's, at most 256.")

@@ -11,13 +11,15 @@ from typing import Annotated
 
 import typer
 
+from kpad_bench import cli_complete
+from kpad_bench.cli_guide import guide
 from kpad_bench.cli_tools import aligned, emit, one_of, plain, say
 from kpad_bench.errors import CheckFailed
 
 app = typer.Typer(help="Prompt sets: list, freeze, verify, show.", no_args_is_help=True)
 
 
-@app.command("list", epilog="Example: kpad-bench corpora list --format json")
+@app.command("list", epilog=guide("corpora list"))
 def corpora_list(
     output_format: Annotated[str, typer.Option("--format", help="table or json.")] = "table",
 ) -> None:
@@ -29,9 +31,9 @@ def corpora_list(
     emit(json.dumps(rows, indent=1) if output_format == "json" else aligned(rows))
 
 
-@app.command("freeze", epilog="Example: kpad-bench corpora freeze mbpp --source mbpp.jsonl")
+@app.command("freeze", epilog=guide("corpora freeze"))
 def corpora_freeze(
-    name: Annotated[str, typer.Argument(help="Prompt set.")],
+    name: Annotated[str, typer.Argument(autocompletion=cli_complete.corpora, help="Prompt set.")],
     source: Annotated[Path | None, typer.Option(help="Local file in the set's own schema.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for prompts and lock.")] = None,
     tokenizer: Annotated[
@@ -53,9 +55,12 @@ def corpora_freeze(
     emit(json.dumps(plain(lock), indent=1))
 
 
-@app.command("verify", epilog="Example: kpad-bench corpora verify humaneval")
+@app.command("verify", epilog=guide("corpora verify"))
 def corpora_verify(
-    names: Annotated[list[str] | None, typer.Argument(help="Sets; all frozen ones by default.")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(autocompletion=cli_complete.corpora, help="Sets; all frozen ones by default."),
+    ] = None,
 ) -> None:
     """Recompute digests of frozen sets; exit 5 when one does not match."""
     from kpad_bench.corpus import verify
@@ -66,9 +71,9 @@ def corpora_verify(
     say("all digests match")
 
 
-@app.command("show", epilog="Example: kpad-bench corpora show humaneval --prompts 2")
+@app.command("show", epilog=guide("corpora show"))
 def corpora_show(
-    name: Annotated[str, typer.Argument(help="Frozen prompt set.")],
+    name: Annotated[str, typer.Argument(autocompletion=cli_complete.corpora, help="Frozen prompt set.")],
     prompts: Annotated[int, typer.Option(min=0, help="How many prompts to print.")] = 3,
 ) -> None:
     """Counts by reason, lengths and the first prompts of a frozen set."""

