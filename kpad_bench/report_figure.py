@@ -28,8 +28,8 @@ PALETTE = {
 }
 #: Ends and middle of the ramp that shades Ks: pale to dark on paper, dark to bright on a dark page.
 _RAMPS = (
-    ("#d8e8f5", "#6ea9d8", "#2567ad", "#0a2c5e"),
-    ("#1d3a55", "#2f6c9f", "#63b0e3", "#d3ecfb"),
+    ("#d8e8f5", "#6ea9d8", "#2263a8", "#0a2c5e"),
+    ("#1d3a55", "#2a6394", "#5aa9df", "#d3ecfb"),
 )
 #: Steps of the ramp. More Ks than steps share the last.
 N_STEPS = 8
