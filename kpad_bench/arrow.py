@@ -12,12 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from kpad_bench import storage
 from kpad_bench.errors import DataError
 from kpad_bench.schema import REQUESTS, SCHEMA_VERSION, TRIALS, Column
 
@@ -77,8 +78,10 @@ def to_bytes(table: pa.Table) -> bytes:
     return buffer.getvalue()
 
 
-def read_table(path: Path, columns: Sequence[Column], *, is_encoded: bool = False) -> pa.Table:
-    """These columns of a Parquet file; the ones it lacks are null.
+def read_table(
+    path: Path, columns: Sequence[Column], *, is_encoded: bool = False, data: bytes | None = None
+) -> pa.Table:
+    """These columns of a Parquet file, or of its bytes where they have been read; the ones it lacks are null.
 
     ``is_encoded`` leaves text as the dictionaries that it is stored in: half of the time, less than half of
     the memory. Raises DataError, naming the file, where it is not whole, not one of our tables
@@ -89,8 +92,9 @@ def read_table(path: Path, columns: Sequence[Column], *, is_encoded: bool = Fals
     try:
         # Arrow takes no path that is not UTF-8, and may drop a file object of Python's in a thread of its own
         # while the interpreter ends, which aborts the process.
-        with path.open("rb") as source:
-            raw, present = _raw(f"/proc/self/fd/{source.fileno()}", schema)
+        with io.BytesIO(data) if data is not None else storage.reader(path) as source:
+            is_here = data is None and not storage.is_remote(path)
+            raw, present = _raw(f"/proc/self/fd/{source.fileno()}" if is_here else source, schema)
     except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
     except (pa.ArrowInvalid, OSError) as error:
@@ -107,14 +111,14 @@ def read_table(path: Path, columns: Sequence[Column], *, is_encoded: bool = Fals
     return pa.table([_cast(raw, field, path) for field in schema], schema=schema)
 
 
-def _raw(name: str, schema: pa.Schema) -> tuple[pa.Table, set[str]]:
+def _raw(source: str | BinaryIO, schema: pa.Schema) -> tuple[pa.Table, set[str]]:
     """The columns of a schema as they are stored, with schema_version, and the names of all there are."""
     texts = [field.name for field in schema if field.type == _ENCODED]
     # Buffering ahead and threads pay for large files far away; for a run's table they cost half of the time.
     try:
-        file = pq.ParquetFile(name, read_dictionary=texts, pre_buffer=False)
+        file = pq.ParquetFile(source, read_dictionary=texts, pre_buffer=not isinstance(source, str))
     except KeyError:  # it lacks one of them, or has it as something else: opened as it is, which is slower
-        file = pq.ParquetFile(name)
+        file = pq.ParquetFile(source)
     with file:
         stored = set(file.schema_arrow.names)
         wanted = ["schema_version", *(field.name for field in schema if field.name in stored)]
@@ -128,15 +132,17 @@ def is_run(folder: Path) -> bool:
 
 def part_files(folder: Path, table: str) -> list[Path]:
     """The parts of a run's table, by name; half-written ones (dot files) are not among them."""
+    if storage.is_remote(folder):
+        return storage.children(folder / table, ".parquet")
     return sorted(path for path in (folder / table).glob("*.parquet") if not path.name.startswith("."))
 
 
-def read_part(path: Path, columns: Sequence[Column]) -> pa.Table:
+def read_part(path: Path, columns: Sequence[Column], data: bytes | None = None) -> pa.Table:
     """These columns of one part; trial_id must be among them.
 
     Raises DataError as ``read_table`` does, and where the part holds another trial than its name says.
     """
-    table = read_table(path, columns)
+    table = read_table(path, columns, data=data)
     held = [trial_id for trial_id in table.column("trial_id").unique().to_pylist() if trial_id != path.stem]
     if held:
         raise DataError(f"{path}: holds trial {held[0]}, not the one it is named for")
@@ -153,9 +159,9 @@ def run_table(
     """
     parts: dict[str, pa.Table] = {}
     problems = []
-    for path in part_files(folder, table):
+    for path, data in _with_data(part_files(folder, table)):
         try:
-            parts[path.stem] = read_part(path, columns)
+            parts[path.stem] = read_part(path, columns, data)
         except DataError as error:
             problems.append(Problem(path, str(error).removeprefix(f"{path}: ")))
     tables = [arrow_schema(columns, is_encoded=is_encoded).empty_table()]
@@ -167,6 +173,13 @@ def run_table(
         new = pa.concat_tables(parts.values()).combine_chunks()
         tables.append(encoded(new, columns) if is_encoded else new)
     return pa.concat_tables(tables), problems
+
+
+def _with_data(parts: Sequence[Path]) -> Iterable[tuple[Path, bytes | None]]:
+    """Parts with their bytes where they are far away: many are fetched at a time."""
+    if parts and storage.is_remote(parts[0]):
+        return storage.read_all(parts)
+    return ((path, None) for path in parts)
 
 
 def encoded(table: pa.Table, columns: Sequence[Column]) -> pa.Table:

@@ -16,6 +16,7 @@ from kpad_bench import __version__, cli_complete, cli_corpora, cli_models, cli_r
 from kpad_bench.cli_guide import FIRST_STEPS, InOrder, guide
 from kpad_bench.cli_tools import emit, one_of, parse_ks, say, words, write
 from kpad_bench.errors import EXIT_INTERRUPTED, EXIT_OK, KpadError, UsageError
+from kpad_bench.storage import place
 
 app = typer.Typer(
     name="kpad-bench",
@@ -88,7 +89,9 @@ def sweep(  # noqa: PLR0913, PLR0917 one parameter per option
     concurrency: Annotated[int | None, typer.Option(help="Requests kept open.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Output limit of a request.")] = None,
     n_prompts: Annotated[int | None, typer.Option(help="Prompts of a pass.")] = None,
-    out: Annotated[Path, typer.Option(help="Results folder.")] = Path("results"),
+    out: Annotated[
+        Path, typer.Option(parser=place, help="Results folder, or a URL such as s3://bucket/prefix.")
+    ] = Path("results"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, start nothing.")] = False,
     cell: Annotated[str | None, typer.Option(help="With --dry-run: one cell's argv and environment.")] = None,
     output_format: Annotated[str, typer.Option("--format", help="Of --dry-run: table or json.")] = "table",
@@ -129,7 +132,9 @@ def sweep(  # noqa: PLR0913, PLR0917 one parameter per option
 
 @app.command(epilog=guide("reduce"))
 def reduce(
-    paths: Annotated[list[Path], typer.Argument(help="Runs, or a CSV with model,corpus,k,output_tok_per_s.")],
+    paths: Annotated[
+        list[Path], typer.Argument(parser=place, help="Runs, or a CSV with model,corpus,k,output_tok_per_s.")
+    ],
     output_format: Annotated[
         str, typer.Option("--format", help="table, md, csv, json or parquet.")
     ] = "table",
@@ -153,7 +158,9 @@ def reduce(
 
 @app.command(epilog=guide("recommend"))
 def recommend(  # noqa: PLR0913, PLR0917 one parameter per option
-    paths: Annotated[list[Path], typer.Argument(help="Runs, or a CSV with model,corpus,k,output_tok_per_s.")],
+    paths: Annotated[
+        list[Path], typer.Argument(parser=place, help="Runs, or a CSV with model,corpus,k,output_tok_per_s.")
+    ],
     model: Annotated[
         str | None,
         typer.Option(
@@ -206,8 +213,10 @@ def recommend(  # noqa: PLR0913, PLR0917 one parameter per option
 
 @app.command(epilog=guide("compare"))
 def compare(
-    base: Annotated[Path, typer.Argument(help="The night before: a run, a sweep, Parquet or a long CSV.")],
-    new: Annotated[Path, typer.Argument(help="The night to judge, as one of the same.")],
+    base: Annotated[
+        Path, typer.Argument(parser=place, help="The night before: a run, a sweep, Parquet or a long CSV.")
+    ],
+    new: Annotated[Path, typer.Argument(parser=place, help="The night to judge, as one of the same.")],
     output_format: Annotated[str, typer.Option("--format", help="table, md, csv or json.")] = "table",
     fail_on: Annotated[
         str | None, typer.Option(help="regression:3%: exit 5 when something is shown to be that much slower.")

@@ -8,10 +8,13 @@ from typing import Annotated
 import typer
 
 from kpad_bench.cli_tools import one_of, say, words
+from kpad_bench.storage import place
 
 
 def report(  # noqa: PLR0913, PLR0917 one parameter per option
-    paths: Annotated[list[Path], typer.Argument(help="Runs, or a CSV with model,corpus,k,output_tok_per_s.")],
+    paths: Annotated[
+        list[Path], typer.Argument(parser=place, help="Runs, or a CSV with model,corpus,k,output_tok_per_s.")
+    ],
     out: Annotated[Path, typer.Option(help="The page; an older one is replaced.")] = Path("report.html"),
     figures: Annotated[Path | None, typer.Option(help="Folder for the drawings as files.")] = None,
     figure_format: Annotated[str, typer.Option("--figure-format", help="Of --figures: svg or png.")] = "svg",

@@ -1,4 +1,4 @@
-"""Files put in place whole or not at all, and what a full or read-only disk is called."""
+"""Files and objects put in place whole or not at all, and what a full or read-only disk is called."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from kpad_bench import storage
 from kpad_bench.errors import HostError
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -17,6 +18,9 @@ _NO_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOENT,
 def write_whole(path: Path, data: bytes, check: Callable[[Path], None] | None = None) -> None:
     """Put a file in place in one step and on disk for good; ``check`` sees it before and may raise."""
     temporary = path.with_name(f".{path.name}.tmp")
+    if storage.is_remote(path):
+        _put_whole(path, data, temporary, check)
+        return
     try:
         with temporary.open("wb") as file:
             file.write(data)
@@ -35,9 +39,34 @@ def write_whole(path: Path, data: bytes, check: Callable[[Path], None] | None = 
         os.close(folder)
 
 
+def _put_whole(path: Path, data: bytes, temporary: Path, check: Callable[[Path], None] | None) -> None:
+    """The same behind a URL, where an object appears whole by itself."""
+    if check is None:
+        storage.put(path, data)
+        return
+    storage.put(temporary, data)
+    try:
+        check(temporary)
+        storage.put(path, data)
+    finally:
+        storage.remove(temporary)
+
+
+def move(source: Path, target: Path) -> None:
+    """A file or a folder to another place of the same storage; what is at the target is replaced."""
+    if storage.is_remote(source):
+        storage.move(source, target)
+    else:
+        os.replace(source, target)
+
+
 @contextmanager
 def as_host_error(folder: Path) -> Iterator[None]:
-    """Turn a full or read-only disk into a HostError that says the way out."""
+    """Turn a full or read-only disk, or what a storage refuses, into a HostError that says the way out."""
+    if storage.is_remote(folder):
+        with storage.as_storage_error(folder):
+            yield
+        return
     try:
         yield
     except OSError as error:

@@ -7,11 +7,12 @@ import datetime as dt
 import os
 import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kpad_bench import provenance
+from kpad_bench import provenance, storage
 from kpad_bench.argv import PYTHON
 from kpad_bench.attached import attach
 from kpad_bench.config import Cpus, Resolved
@@ -86,7 +87,15 @@ def cpu_sets(cpus: Cpus, attached: AnyServer | None) -> tuple[frozenset[int] | N
 
 @contextlib.contextmanager
 def results_lock(out: Path) -> Iterator[None]:
-    """One sweep at a time in a results folder, so that two never measure each other."""
+    """One sweep at a time in a results folder, so that two never measure each other.
+
+    Behind a URL many hosts write side by side, each to a run of its own; there, only that it can be
+    written to is made sure of.
+    """
+    if storage.is_remote(out):
+        storage.check_writable(out)
+        yield
+        return
     there = next(path for path in (out.absolute(), *out.absolute().parents) if os.path.exists(path))
     if not there.is_dir():
         raise UsageError(f"--out: {there}: not a folder; give another one")
@@ -96,6 +105,8 @@ def results_lock(out: Path) -> Iterator[None]:
 
 def check_disk(path: Path, low_disk_gb: float) -> None:
     """Raise HostError before the disk is full, while there is room to end well."""
+    if storage.is_remote(path):
+        path = Path(tempfile.gettempdir())  # of bytes that wait
     free_gb = shutil.disk_usage(path).free / 1e9
     if free_gb < low_disk_gb:
         raise HostError(

@@ -59,8 +59,12 @@ class Owner:
     @property
     def is_alive(self) -> bool:
         """Whether its process is seen to live, which only processes of its own namespace can."""
-        is_ours = (self.boot_id, self.pid_namespace) == (_boot_id(), _pid_namespace())
-        return is_ours and _start_of(self.pid) == self.started
+        return self.is_of_this_host and _start_of(self.pid) == self.started
+
+    @property
+    def is_of_this_host(self) -> bool:
+        """Whether its pid means something here: the same boot of the same host, and one namespace."""
+        return (self.boot_id, self.pid_namespace) == (_boot_id(), _pid_namespace())
 
     def __str__(self) -> str:
         return f"pid {self.pid} on {self.host} since {self.at}"

@@ -23,6 +23,7 @@ from kpad_bench.remarks import remarks
 from kpad_bench.rows import PLACE, read_rows
 from kpad_bench.schema import BEST_K, Column, names
 from kpad_bench.stats import Gain
+from kpad_bench.storage import place
 from kpad_bench.tables import Note
 
 _DTYPES = {"int": "Int64", "float": "float64", "bool": "bool"}
@@ -38,8 +39,8 @@ def load_rows(paths: Iterable[Path | str] | Path | str, columns: Sequence[Column
     Raises UsageError or DataError, naming file, line, column and value, for what cannot be read, and for
     a trial that two files tell differently.
     """
-    given = [paths] if isinstance(paths, Path | str) else list(paths)
-    read = read_rows([Path(path) for path in given], columns)
+    given = [paths] if isinstance(paths, str) or not isinstance(paths, Iterable) else list(paths)
+    read = read_rows([place(path) for path in given], columns)
     frame, repeated = each_once(_frame(read.table))
     unnamed = frame["run_id"].isna()
     if unnamed.any():

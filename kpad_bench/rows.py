@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
 
-from kpad_bench import arrow
+from kpad_bench import arrow, storage
 from kpad_bench.csvrows import read_long_csv
 from kpad_bench.errors import DataError, UsageError
 from kpad_bench.schema import Column
@@ -52,9 +53,11 @@ def read_rows(paths: Iterable[Path], columns: Sequence[Column]) -> Rows:
 
 
 def _read(path: Path, columns: Sequence[Column], notes: list[str]) -> Iterator[pa.Table]:
-    if not path.exists():
+    with storage.as_storage_error(path) if storage.is_remote(path) else nullcontext():
+        is_there, is_folder = path.exists(), path.is_dir()
+    if not is_there:
         raise UsageError(f"{path}: no such file or folder")
-    if path.is_dir():
+    if is_folder:
         runs = _runs(path, notes)
         with ThreadPoolExecutor(min(_N_THREADS, os.cpu_count() or 1)) as pool:
             read = pool.map(lambda run: arrow.run_table(run, "trials", columns, is_encoded=True), runs)

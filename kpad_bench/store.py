@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -27,9 +26,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kpad_bench import arrow
+from kpad_bench import arrow, storage
 from kpad_bench.arrow import MANIFEST, TABLES
-from kpad_bench.disk import as_host_error, free_name, write_whole
+from kpad_bench.claims import Claim, claim
+from kpad_bench.configfile import cache_dir
+from kpad_bench.disk import as_host_error, free_name, move, write_whole
 from kpad_bench.errors import DataError, HostError
 from kpad_bench.locks import ownership
 from kpad_bench.schema import MUST_MATCH, OK, REQUESTS, SCHEMA_VERSION, STATUSES, TRIALS, WHO
@@ -45,15 +46,19 @@ class RunFolder:
     """The folder of one run. One process writes to it at a time, holding ``lock()``."""
 
     def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
+        self.path = storage.place(path)
+        self._claim: Claim | None = None
 
     @classmethod
     def create(cls, path: Path | str) -> RunFolder:
         """A new, empty run folder. Raises HostError where one is there already, or none can be made."""
-        path = Path(path)
+        path = storage.place(path)
         with as_host_error(path):
             try:
-                path.mkdir(parents=True)
+                if not storage.is_remote(path):
+                    path.mkdir(parents=True)
+                elif arrow.is_run(path):
+                    raise FileExistsError
             except FileExistsError as error:
                 raise HostError(f"{path} is there already; a new run needs a folder of its own") from error
         return cls(path)
@@ -64,21 +69,38 @@ class RunFolder:
         return self.path.name
 
     def log_path(self, boot_id: str) -> Path:
-        """Where the log of one server goes."""
-        return self._made("logs") / f"{_checked_name(boot_id, 'boot_id')}.log"
+        """The file of this machine that one server's log goes to; see ``save_log``."""
+        name = f"{_checked_name(boot_id, 'boot_id')}.log"
+        if storage.is_remote(self.path):
+            return cache_dir() / "logs" / self.run_id / name
+        return self._made("logs") / name
+
+    def save_log(self, boot_id: str) -> None:
+        """Bring the log of a server that is gone to the run, where that is not on this machine."""
+        if storage.is_remote(self.path):
+            path = self.log_path(boot_id)
+            with suppress(FileNotFoundError):  # it was spared, or somebody else runs it
+                data = path.read_bytes()
+                with as_host_error(self.path):
+                    write_whole(self.path / "logs" / path.name, data)
+                path.unlink()
 
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Keep others from writing to the run until this ends. Raises HostError, naming who does."""
-        with ownership(self.path / ".lock", f"the run {self.path}"):
+        what = f"the run {self.path}"
+        if not storage.is_remote(self.path):
+            with ownership(self.path / ".lock", what):
+                yield
+            return
+        with claim(self.path / ".lock", what) as self._claim:
             yield
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
         """Save the manifest as JSON, whole or not at all."""
         text = json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
         with as_host_error(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-            write_whole(self.path / MANIFEST, f"{text}\n".encode())
+            write_whole(self._made("") / MANIFEST, f"{text}\n".encode())
 
     def read_manifest(self) -> dict[str, Any]:
         """The manifest. Raises DataError where it is missing or not a JSON object."""
@@ -121,6 +143,8 @@ class RunFolder:
         request_part = arrow.to_bytes(arrow.to_table([_filled(r, ids) for r in requests], REQUESTS))
         if not replace_ok and self._status(trial_id) == OK:
             raise ValueError(f"{trial_id} is in {self.path} with status ok; it is not measured twice")
+        if self._claim is not None:
+            self._claim.check()
         with as_host_error(self.path):
             self._supersede(trial_id)
             for name, data in snapshots.items():
@@ -139,7 +163,7 @@ class RunFolder:
         for problem in problems:
             with as_host_error(self.path):
                 target = free_name(self._made("set_aside") / f"trials.{problem.path.name}")
-                os.replace(problem.path, target)
+                move(problem.path, target)
             warnings.append(f"{problem}; moved to {target}, its trial counts as not measured")
         return {row["trial_id"]: row for row in table.to_pylist()}, warnings
 
@@ -237,7 +261,7 @@ class RunFolder:
             table, _, suffix = name.partition(".")
             path = self.path / table / (f"{trial_id}.{suffix}" if suffix else trial_id)
             if path.exists():
-                os.replace(path, self._superseded(trial_id, name))
+                move(path, self._superseded(trial_id, name))
 
     def _superseded(self, trial_id: str, name: str) -> Path:
         """A free place for one file of an earlier attempt: in the first folder without that file."""
@@ -247,14 +271,15 @@ class RunFolder:
         return self._made(f"superseded/{trial_id}.{number}") / name
 
     def _made(self, name: str) -> Path:
-        folder = self.path / name
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = self.path / name if name else self.path
+        if not storage.is_remote(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         return folder
 
 
 def find_runs(sweep_folder: Path | str) -> list[RunFolder]:
     """The runs of a sweep, by run_id, the newest last; none where the folder does not exist."""
-    folder = Path(sweep_folder)
+    folder = storage.place(sweep_folder)
     found = [path for path in folder.iterdir() if arrow.is_run(path)] if folder.is_dir() else []
     return [RunFolder(path) for path in sorted(found)]
 
