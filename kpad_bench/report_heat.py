@@ -26,6 +26,8 @@ from kpad_bench.report_figure import (
 from kpad_bench.tables import speed
 
 _CELL_WIDTH, _CELL_HEIGHT = 92, 46
+#: Bold text of size 12 is as wide as plain text of this size.
+_BOLD_SIZE = 13.2
 
 
 def heatmap(report: Report) -> Figure | None:
@@ -38,10 +40,7 @@ def heatmap(report: Report) -> Figure | None:
     corpora = mix_last(corpora)
     left = width_of(models, 12, NAME_WIDTH) + 14
     marks: list[Mark | Shape] = [
-        Text(
-            left + _CELL_WIDTH * (i + 0.5), 18, fitted(corpus, _CELL_WIDTH - 4), anchor="middle", is_bold=True
-        )
-        for i, corpus in enumerate(corpora)
+        _corpus_name(corpus, left + _CELL_WIDTH * (i + 0.5)) for i, corpus in enumerate(corpora)
     ]
     for j, model in enumerate(models):
         y = 28 + _CELL_HEIGHT * j
@@ -67,6 +66,11 @@ def heatmap(report: Report) -> Figure | None:
             [[model, *(_in_words(by_place.get((model, corpus))) for corpus in corpora)] for model in models],
         ),
     )
+
+
+def _corpus_name(corpus: str, x: float) -> Mark:
+    shown = fitted(corpus, _CELL_WIDTH - 4, _BOLD_SIZE)
+    return Mark((Text(x, 18, shown, 12, anchor="middle", is_bold=True),), corpus)
 
 
 def _heat_cell(row: Mapping[str, Any], x: float, y: float, ks: Sequence[int]) -> Mark:

@@ -150,7 +150,7 @@ def failures_table(report: Report) -> Table | None:
     rows = [
         [
             printable(one.at.model), printable(one.at.corpus), one.at.label, one.status,
-            printable(one.reason), f"{one.n} of {one.n_all}", printable(one.detail)[:_MOST_DETAIL],
+            printable(one.reason), f"{one.n} of {one.n_all}", printable(one.detail)[:_MOST_DETAIL] or "-",
         ]
         for one in shown
     ]  # fmt: skip
