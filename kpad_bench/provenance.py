@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kpad_bench import __version__
+from kpad_bench import __version__, gpu
 from kpad_bench.hostcpu import format_cpu_list
 
 QUERY_TIMEOUT_S = 20
@@ -24,7 +24,7 @@ def host_facts() -> dict[str, Any]:
         "gpu_name": gpus[0]["name"] if gpus else None,
         "gpu_count": len(gpus) if gpus else None,
         "driver": gpus[0]["driver_version"] if gpus else None,
-        "clock_policy": None,
+        "clock_policy": _clock_policy(),
         "cpu_model": _cpu_model(),
         "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         "smt": {"1": True, "0": False}.get(_read("/sys/devices/system/cpu/smt/active") or ""),
@@ -88,6 +88,13 @@ def _gpus() -> list[dict[str, str]]:
         return []
     rows = [line.split(", ") for line in done.stdout.splitlines() if line.strip()]
     return [dict(zip(fields, row, strict=True)) for row in rows if len(row) == len(fields)]
+
+
+def _clock_policy() -> str | None:
+    """Of the GPUs that a server started here could see."""
+    found = gpu.devices()
+    seen = gpu.visible(os.environ.get("CUDA_VISIBLE_DEVICES"), found)
+    return gpu.clock_policy([one for one in found if one.index in seen])
 
 
 def _git_commit() -> str | None:

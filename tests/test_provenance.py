@@ -7,6 +7,7 @@ import os
 import subprocess
 from types import SimpleNamespace
 
+import fake_nvml
 import pytest
 
 from kpad_bench import __version__, provenance
@@ -54,6 +55,17 @@ def test_gpus_as_nvidia_smi_lists_them(monkeypatch):
     programs(monkeypatch, {"nvidia-smi": "NVIDIA B200, 580.65\nNVIDIA B200, 580.65\n\n"})
     facts = provenance.host_facts()
     assert (facts["gpu_name"], facts["gpu_count"], facts["driver"]) == ("NVIDIA B200", 2, "580.65")
+
+
+def test_the_clock_policy_of_the_gpus_that_can_be_seen(monkeypatch):
+    """From NVML; it must match, so that a night at other clocks is not pooled with this one."""
+    capped = fake_nvml.gpu(nvmlDeviceGetPowerManagementLimit=700_000)
+    fake_nvml.install(monkeypatch, fake_nvml.gpu(), capped)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert provenance.host_facts()["clock_policy"] == "default, 700 W"
+    assert "clock_policy" in MUST_MATCH
+    fake_nvml.install(monkeypatch)
+    assert provenance.host_facts()["clock_policy"] is None
 
 
 @pytest.mark.parametrize("answer", [None, "", "No devices were found\n"])
