@@ -94,7 +94,7 @@ def night(folder: Path) -> int:
     (folder / arrow.MANIFEST).write_text("{}\n")
     rows = night_rows()
     (folder / "trials.parquet").write_bytes(arrow.to_bytes(rows))
-    return rows.num_rows
+    return int(rows.num_rows)
 
 
 def cost(folder: Path, out: Path) -> Cost:

@@ -346,3 +346,15 @@ def test_a_missing_browser_skips_here_and_fails_in_ci(monkeypatch):
 def test_ci_says_that_it_is_ci():
     """The run of CI exports what the tests ask for."""
     assert "\nexport CI=true\n" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_the_page_in_the_documents_is_of_its_rows(h200):
+    """docs/report-h200.html and its drawings: the headline and the best Ks are those of the rows."""
+    shown = (ROOT / "docs" / "report-h200.html").read_text()
+    cards = re.findall(r'data-card="([a-z-]+)"><dt>[^<]*</dt><dd>([^<]*)</dd>', shown)
+    assert cards == [(one.name, one.figure) for one in headline(h200)]
+    drawn = ET.parse(ROOT / "docs" / "report-h200" / "heatmap.svg").getroot()
+    cells = {e.get("data-corpus"): e.get("data-k") for e in drawn.iter() if e.get("data-k")}
+    assert cells == {row["corpus"]: str(row["best_k"]) for row in h200.mine}
+    names = {path.stem for path in (ROOT / "docs" / "report-h200").glob("*.svg")}
+    assert names == {figure.name for figure in figures(h200)}
