@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from kpad_bench.argv import MODEL_DIR
@@ -13,23 +14,27 @@ from kpad_bench.cells import Cell
 from kpad_bench.config import Resolved
 from kpad_bench.corpus import planned_digests
 from kpad_bench.doubts import plan_doubts
+from kpad_bench.dryrun_hosts import HostTime, host_times, measured_rows
 from kpad_bench.errors import UsageError
 from kpad_bench.launch import shown_argv, shown_env
 from kpad_bench.models import models_dir
 from kpad_bench.plan import Block, Plan, make_plan, planned_doubts
 
 
-def describe(resolved: Resolved, cell_id: str | None, output_format: str) -> str:
-    """The text of a dry run: the whole plan, or one cell's argv and environment."""
+def describe(resolved: Resolved, cell_id: str | None, output_format: str, out: Path | None = None) -> str:
+    """The text of a dry run: the whole plan, or one cell's argv and environment.
+
+    ``out``: the results folder, whose earlier runs tell how long boots and passes take.
+    """
     plan = make_plan(resolved, planned_digests(resolved.corpora))
     if cell_id is not None:
         record = _launch_record(resolved, plan, _find_cell(plan, cell_id))
         return json.dumps(record, indent=1) if output_format == "json" else _launch_text(record)
-    return (
-        json.dumps(_plan_record(resolved, plan), indent=1)
-        if output_format == "json"
-        else _plan_text(resolved, plan)
-    )
+    rows = [] if out is None else measured_rows(out / resolved.config.sweep)
+    hosts = [list(host_times(resolved, blocks, rows)) for blocks in _least_and_most(plan)]
+    if output_format == "json":
+        return json.dumps(_plan_record(resolved, plan) | _hosts_record(*hosts), indent=1)
+    return _plan_text(resolved, plan, _hosts_text(*hosts))
 
 
 def cell_record(cell: Cell) -> dict[str, Any]:
@@ -92,6 +97,39 @@ def _sizes(resolved: Resolved, plan: Plan) -> tuple[_Size, _Size, _Size]:
     return _size(resolved, certain), _size(resolved, rounds), _size(resolved, sentinels)
 
 
+def _least_and_most(plan: Plan) -> tuple[list[Block], list[Block]]:
+    """All blocks of the fewest rounds there may be, and of the most; sentinels are in both."""
+    least = [block for block in plan.blocks if block.is_sentinel or block.round <= plan.design.least]
+    return least, list(plan.blocks)
+
+
+def _hosts_record(least: Sequence[HostTime], most: Sequence[HostTime]) -> dict[str, Any]:
+    return {
+        "hosts": [
+            {**many._asdict(), "least": {"hours": few.hours, "gpu_hours": few.gpu_hours}}
+            for few, many in zip(least, most, strict=True)
+        ]
+    }
+
+
+def _hosts_text(least: Sequence[HostTime], most: Sequence[HostTime]) -> list[str]:
+    return [
+        f"{few.host} ({_basis(few.n_trials)}): {_span(few.hours, many.hours)} h"
+        + (f", {_span(few.gpu_hours, many.gpu_hours)} GPU-hours" if many.gpu_hours else "")
+        for few, many in zip(least, most, strict=True)
+    ]
+
+
+def _basis(n_trials: int) -> str:
+    trials = "trial" if n_trials == 1 else "trials"
+    return f"from {n_trials} measured {trials}" if n_trials else "nothing measured yet: estimates"
+
+
+def _span(least: float, most: float) -> str:
+    shown = [f"{hours:.1f}" if hours < 100 else f"{hours:.0f}" for hours in (least, most)]
+    return shown[1] if shown[0] == shown[1] else " to ".join(shown)
+
+
 def _plan_record(resolved: Resolved, plan: Plan) -> dict[str, Any]:
     """``rounds``, ``trials``, ``boots`` are those of the most rounds; ``least`` has them of the fewest."""
     least, most, sentinel = _sizes(resolved, plan)
@@ -117,14 +155,14 @@ def _plan_record(resolved: Resolved, plan: Plan) -> dict[str, Any]:
     }
 
 
-def _plan_text(resolved: Resolved, plan: Plan) -> str:
+def _plan_text(resolved: Resolved, plan: Plan, hosts: Sequence[str]) -> str:
     lines = [
         f"{cell.cell_id}{'' if cell.corpus_digest else '  (corpus not frozen: digest null)'}"
         for cell in plan.cells
     ]
     trials = plan.trials()
     not_frozen = sorted({trial.cell.corpus for trial in trials if trial.cell.corpus_digest is None})
-    lines += ["", _size_text(resolved, plan)]
+    lines += ["", _size_text(resolved, plan), *hosts]
     if not_frozen:
         lines.append(f"not frozen, a real sweep refuses them: {', '.join(not_frozen)}")
     return "\n".join(lines + [f"warning: {doubt}" for doubt in planned_doubts(resolved, plan)])
