@@ -50,10 +50,6 @@ STEPS = {
         "kpad-bench reduce on its folder in results/. The same command again resumes; --dry-run shows the "
         "plan.",
     ),
-    "nightly": Step(
-        "kpad-bench nightly --config nightly-dgx-b200 --budget 10h",
-        "the command that its page ends with; docs/nightly.md has the timer.",
-    ),
     "reduce": Step(
         "kpad-bench reduce results/quickstart --format md",
         "kpad-bench report for the figures, kpad-bench recommend for the launch line; where nothing is "
@@ -73,6 +69,10 @@ STEPS = {
     ),
     "verify": Step(
         "kpad-bench verify --config quickstart --k 4,8", "kpad-bench sweep, to measure what padding gains."
+    ),
+    "export": Step(
+        "kpad-bench export results/default --format prometheus --out /var/lib/node_exporter/kpad_bench.prom",
+        "the other tool reads what was written; docs/export.md says what each key and metric means.",
     ),
 }
 #: Commands and groups as --help lists them; others follow.
