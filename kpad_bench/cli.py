@@ -12,7 +12,16 @@ from typing import Annotated, Any, NoReturn, cast
 
 import typer
 
-from kpad_bench import __version__, cli_complete, cli_corpora, cli_export, cli_models, cli_report, stdio
+from kpad_bench import (
+    __version__,
+    cli_complete,
+    cli_corpora,
+    cli_export,
+    cli_models,
+    cli_nightly,
+    cli_report,
+    stdio,
+)
 from kpad_bench.cli_guide import FIRST_STEPS, InOrder, guide
 from kpad_bench.cli_tools import emit, one_of, parse_ks, say, words, write
 from kpad_bench.errors import EXIT_INTERRUPTED, EXIT_OK, KpadError, UsageError
@@ -30,6 +39,7 @@ app = typer.Typer(
 app.add_typer(cli_models.app, name="models")
 app.add_typer(cli_corpora.app, name="corpora")
 app.command(epilog=guide("report"))(cli_report.report)
+app.command(epilog=guide("nightly"))(cli_nightly.nightly)
 app.command(epilog=guide("export"))(cli_export.export)
 
 

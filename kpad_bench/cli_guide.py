@@ -50,6 +50,10 @@ STEPS = {
         "kpad-bench reduce on its folder in results/. The same command again resumes; --dry-run shows the "
         "plan.",
     ),
+    "nightly": Step(
+        "kpad-bench nightly --config nightly-dgx-b200 --budget 10h",
+        "the command that its page ends with; docs/nightly.md has the timer.",
+    ),
     "reduce": Step(
         "kpad-bench reduce results/quickstart --format md",
         "kpad-bench report for the figures, kpad-bench recommend for the launch line; where nothing is "
