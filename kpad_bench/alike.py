@@ -32,9 +32,11 @@ _SETTINGS = (
     *("kpad_bench_version", "git_commit", "isolation", "corpus_truncated", "seed"),
     *("suffix_max_tree_depth", "suffix_max_spec_factor", "suffix_min_token_prob"),
     *("suffix_max_cached_requests", "host", "kernel", "governor", "smt", "server_cpus", "client_cpus"),
+    *("slot", "neighbours"),
 )
 #: Its values say nothing to people.
 _IDENTITY = "cell_id"
+_LISTS = ("capture_sizes", "neighbours")
 _N_SHOWN = 3
 _NONE = "none"
 _N_BRIEF = 60
@@ -95,7 +97,7 @@ def facts_of(trials: pd.DataFrame) -> dict[Key, Facts]:
     for name in (*LOAD, *_SETTINGS, _IDENTITY):
         if name not in trials or trials[name].isna().all():
             continue
-        values = trials[name].map(tuple, na_action="ignore") if name == "capture_sizes" else trials[name]
+        values = trials[name].map(tuple, na_action="ignore") if name in _LISTS else trials[name]
         columns = trials[[*KEY, PLACE]].assign(value=values).dropna(subset=["value"])
         distinct = columns.drop_duplicates([*KEY, "value"])
         for model, corpus, arm, k, place, value in distinct.itertuples(index=False, name=None):
@@ -179,7 +181,7 @@ def _shown(values: Mapping[str, str]) -> str:
 
 def _text(value: Any) -> str:
     if isinstance(value, tuple):
-        return " ".join(map(str, value))
+        return " ".join(map(str, value)) or _NONE
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kpad_bench.config import VLLM_SUFFIX_DEFAULTS, Arm, ModelEntry, Resolved, Server
+from kpad_bench.slotconfig import OF_A_SLOT
 
 #: Stand-ins in an argv that only the boot can fill.
 SOCKET, PORT, PYTHON, MODEL_DIR = "{socket}", "{port}", "{python}", "{models}"
@@ -102,6 +103,7 @@ def suffix_settings(arm: Arm) -> dict[str, float | int | None]:
 def refusals(resolved: Resolved) -> Iterator[str]:
     """What is known not to work, each with its reason and the way out."""
     server = resolved.config.server
+    yield from _slot_refusals(resolved)
     parts: list[ModelEntry | Arm] = [*resolved.models.values(), *resolved.arms.values()]
     for spec, arm in resolved.arms.items():
         if arm.pad and arm.pad_token == -1 and server.platform == "cpu":
@@ -119,6 +121,25 @@ def refusals(resolved: Resolved) -> Iterator[str]:
                 f"env: VLLM_PLUGINS: {plugins!r}: vLLM would not load kpad; leave it out, or write kpad and "
                 "others with commas and without spaces"
             )
+
+
+def _slot_refusals(resolved: Resolved) -> Iterator[str]:
+    """Servers that no slot has room for, or that choose GPUs themselves."""
+    slots = resolved.config.slots
+    if not slots:
+        return
+    largest = max(slots, key=lambda slot: len(slot.gpus))
+    for tag, entry in resolved.models.items():
+        if not any(slot.fits(entry.tensor_parallel) for slot in slots):
+            n = entry.tensor_parallel
+            yield (
+                f"slots: model {tag} needs {n} GPUs (tensor_parallel), the largest slot, {largest.name}, has "
+                f"{len(largest.gpus)}: give it a slot of {n}, take the model out, or leave slots out"
+            )
+    parts: dict[str, ModelEntry | Arm] = {**resolved.models, **resolved.arms}
+    for name, part in parts.items():
+        if taken := [variable for variable in OF_A_SLOT if variable in part.env]:
+            yield f"{name}: env.{taken[0]}: slots set it; name GPUs in slots.*.gpus"
 
 
 def _local_model(local: str) -> str:

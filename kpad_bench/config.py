@@ -5,16 +5,15 @@ Types and their rules only; ``configfile`` reads them from YAML. Nothing here to
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainSerializer, PlainValidator, field_validator, model_validator
 
 from kpad_bench.design import Design, read_rounds
-from kpad_bench.errors import UsageError
-from kpad_bench.hostcpu import format_cpu_list, parse_cpu_list
 from kpad_bench.load import Frozen, Kind, Load, LoadConfig, PositiveInt
+from kpad_bench.slotconfig import Cpus, Slot, slot_faults
 
-__all__ = ["Frozen", "Load", "LoadConfig", "PositiveInt"]
+__all__ = ["Cpus", "Frozen", "Load", "LoadConfig", "PositiveInt", "Slot"]
 
 #: A slip of the finger: lists of capture sizes grow with it.
 MOST_K = 10_000
@@ -130,35 +129,6 @@ class Server(Frozen):
     env: dict[str, str] = Field(default={})
 
 
-class Cpus(Frozen):
-    """CPU lists in taskset's notation; null leaves the affinity alone."""
-
-    server: str | None = None
-    client: str | None = None
-
-    @field_validator("server", "client")
-    @classmethod
-    def _is_a_list(cls, value: str | None) -> str | None:
-        if value is not None:
-            _cpu_set(value)
-        return value
-
-    @model_validator(mode="after")
-    def _are_apart(self) -> Self:
-        if self.server is not None and self.client is not None:
-            shared = _cpu_set(self.server) & _cpu_set(self.client)
-            if shared:
-                raise ValueError(f"server and client share CPUs {format_cpu_list(shared)}; keep them apart")
-        return self
-
-
-def _cpu_set(text: str) -> set[int]:
-    try:
-        return parse_cpu_list(text, "CPU list")
-    except UsageError:
-        raise ValueError("not a CPU list; write it like 0-47,56-103") from None
-
-
 class Thresholds(Frozen):
     """Limits above (or below) which a trial is not ok; why these: docs/decisions/0005."""
 
@@ -221,6 +191,8 @@ class SweepConfig(Frozen):
     load: LoadConfig
     server: Server
     cpus: Cpus = Cpus()
+    #: parts of the host on which servers run side by side; none: one server at a time, on all of it
+    slots: tuple[Slot, ...] = ()
     thresholds: Thresholds = Thresholds()
     #: boots that are tried again, by the cause of their failure; what is named takes the default's place
     retry: dict[str, RetryRule] = Field(
@@ -243,6 +215,15 @@ class SweepConfig(Frozen):
                 f"load temperature {hottest}: vLLM's CPU build samples wrong tokens with speculation; "
                 "set temperature to 0, or run on a GPU"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _slots_are_apart(self) -> SweepConfig:
+        if self.slots and self.cpus != Cpus():
+            raise ValueError("cpus and slots: CPU lists are part of each slot; leave cpus out")
+        server = self.server
+        for fault in slot_faults(self.slots, server.platform, server.port, server.env):
+            raise ValueError(fault)
         return self
 
     @field_validator("models", "corpora", "arms", "k")
@@ -276,6 +257,10 @@ class Resolved(Frozen):
         models = {tag: self.models[tag] for tag in config.models}
         arms = {spec: self.arms[spec] for spec in config.arms}
         return Resolved(config=config, models=models, arms=arms)
+
+    def without_slots(self) -> Resolved:
+        """The same sweep with one server at a time."""
+        return self.model_copy(update={"config": self.config.model_copy(update={"slots": ()})})
 
     def arm_of(self, name: str, arm_at_k: str) -> Arm:
         """The arm of a server variant, configured by its name or as ``name@K``."""

@@ -9,7 +9,6 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from kpad_bench import provenance, storage
@@ -23,16 +22,7 @@ from kpad_bench.locks import ownership
 from kpad_bench.models import models_dir
 from kpad_bench.plan import Plan
 from kpad_bench.reading import AnyServer
-from kpad_bench.retry import Booter
-
-
-@dataclass(frozen=True)
-class Host:
-    """What servers run on: a CPU set of their own, or a server that somebody else runs."""
-
-    server_cpus: frozenset[int] | None
-    attached: AnyServer | None
-    booter: Booter = field(default_factory=Booter)
+from kpad_bench.slots import Site, make_sites
 
 
 def attach_to(url: str, resolved: Resolved, plan: Plan) -> AnyServer:
@@ -83,6 +73,15 @@ def cpu_sets(cpus: Cpus, attached: AnyServer | None) -> tuple[frozenset[int] | N
     keep_apart([one for one in (server, client) if one], here)
     left_alone = here.usable if client else None
     return (server.cpus if server else left_alone), (client.cpus if client else None)
+
+
+def sites_of(resolved: Resolved, attached: AnyServer | None) -> tuple[Site, ...]:
+    """The slots of the configuration, or the host as one site, held against what there is."""
+    config = resolved.config
+    if config.slots:
+        return make_sites(config.slots, HostCpus.here())
+    server, client = cpu_sets(config.cpus, attached)
+    return (Site(server_cpus=server, client_cpus=client),)
 
 
 @contextlib.contextmanager

@@ -43,6 +43,8 @@ class Launch:
     models_dir: Path
     boot_timeout_s: float
     cpus: frozenset[int] | None = None
+    #: the NUMA node whose memory it is bound to, by numactl
+    numa: int | None = None
     port: int | None = None
     optional_args: tuple[str, ...] = ()
 
@@ -69,7 +71,10 @@ class Launch:
         return {name: os.environ[name] for name in INHERITED if name in os.environ} | dict(self.env)
 
     def affinity(self) -> tuple[str | None, list[str]]:
-        """How the CPU set is applied, and what stands before the command for it."""
+        """How the CPU set and the memory of a node are applied, and what stands before the command for it."""
+        if self.numa is not None:
+            cpus = [f"--physcpubind={format_cpu_list(set(self.cpus))}"] if self.cpus else []
+            return "numactl", [shutil.which("numactl") or "numactl", f"--membind={self.numa}", *cpus]
         if not self.cpus:
             return None, []
         taskset = shutil.which("taskset")

@@ -95,7 +95,9 @@ def make_plan(resolved: Resolved, digests: Mapping[str, str | None]) -> Plan:
     blocks = tuple(_blocks(resolved, cells, digests))
     _check_ids(blocks)
     order = [[boot.boot_id, *(trial.trial_id for trial in boot.trials)] for b in blocks for boot in b.boots]
-    return Plan(config.sweep, sha256_of([config.rounds, order]), config.rounds, cells, blocks)
+    slots = [[slot.name, *slot.gpus] for slot in config.slots]  # trials with and without neighbours differ
+    digest = sha256_of([config.rounds, order, *([slots] if slots else [])])
+    return Plan(config.sweep, digest, config.rounds, cells, blocks)
 
 
 def planned_doubts(resolved: Resolved, plan: Plan) -> list[str]:

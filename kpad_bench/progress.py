@@ -151,6 +151,7 @@ class PlainProgress(Progress):
         done = self.estimate.n_total - self.estimate.n_left
         cell = trial.cell
         where = f"{cell.model} {cell.corpus} {cell.arm_at_k}"
+        where += f" in {slot}" if (slot := row.get("slot")) else ""
         self.note(
             f"[{done}/{self.estimate.n_total}] {where:<40} {outcome(row)}  {self.estimate.left()}".rstrip()
         )

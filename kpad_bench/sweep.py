@@ -6,8 +6,6 @@ host error ends the sweep with every finished trial on disk; a bug stops loudly.
 
 from __future__ import annotations
 
-import contextlib
-import datetime as dt
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,33 +14,23 @@ from typing import Any
 
 from kpad_bench import provenance
 from kpad_bench.agenda import Agenda
-from kpad_bench.argv import served_name
+from kpad_bench.blockjob import BlockJob
 from kpad_bench.cells import arm_variants
 from kpad_bench.config import Resolved
 from kpad_bench.corpus import open_together
 from kpad_bench.corpus_fit import check_fit
-from kpad_bench.errors import EXIT_OK, EXIT_TRIALS_FAILED, ServerError, UsageError
-from kpad_bench.host import (
-    Host,
-    attach_to,
-    check_disk,
-    cpu_sets,
-    expected_vllm,
-    results_lock,
-    terminable,
-    utc_now,
-)
-from kpad_bench.launch import Launch, pinned, without_secrets
-from kpad_bench.models import models_dir
-from kpad_bench.plan import Block, Boot, Plan, Trial, make_plan, planned_doubts
+from kpad_bench.errors import EXIT_OK, EXIT_TRIALS_FAILED, UsageError
+from kpad_bench.host import attach_to, expected_vllm, results_lock, sites_of, terminable, utc_now
+from kpad_bench.launch import pinned, without_secrets
+from kpad_bench.locks import gpu_set
+from kpad_bench.plan import Block, Plan, Trial, make_plan, planned_doubts
 from kpad_bench.progress import Progress, Style, make_progress
-from kpad_bench.reading import AnyServer
-from kpad_bench.retry import Booter
 from kpad_bench.rounds import Outlook, Row, Rule
 from kpad_bench.schema import MUST_MATCH, OK
+from kpad_bench.slots import Dealer, Site, block_fits, gpus_of, never, same_cells
+from kpad_bench.slotwork import Done, Lanes, lanes_on
 from kpad_bench.store import RunFolder, find_runs
-from kpad_bench.trial import TrialRunner, failed_row
-from kpad_bench.warmup import WarmUp
+from kpad_bench.trial import TrialRunner
 
 
 @dataclass(frozen=True)
@@ -63,32 +51,44 @@ class Options:
 def run_sweep(resolved: Resolved, options: Options) -> int:
     """Measure what is not measured yet; returns the exit code (0 all ok, 3 some trials are not)."""
     if options.attach is not None:  # somebody's running server is no fixed point to compare nights by
-        resolved = resolved.without_sentinel()
+        resolved = resolved.without_sentinel().without_slots()
     corpora = open_together(resolved.corpora)
     plan = make_plan(resolved, {name: corpus.digest for name, corpus in corpora.items()})
     check_fit(resolved, corpora.values())
     attached = None if options.attach is None else attach_to(options.attach, resolved, plan)
     expected = expected_vllm(resolved, attached)
-    server_cpus, client_cpus = cpu_sets(resolved.config.cpus, attached)
+    sites = sites_of(resolved, attached)
+    client_cpus = None if resolved.config.slots else sites[0].client_cpus
     with pinned(client_cpus), make_progress(options.progress) as progress, results_lock(options.out):
         facts = provenance.host_facts() | {"vllm_version": expected}
-        folder = open_run(resolved, plan, options, facts)
-        runner = TrialRunner(resolved, corpora, folder, facts, progress, options.save_text)
-        with folder.lock(), terminable():
-            host = Host(server_cpus, attached, Booter(resolved.config.retry))
-            n_bad = Run(plan, runner, host, options.agenda).execute()
+        gpus = [] if attached else gpus_of(resolved, facts["gpu_count"])
+        with gpu_set(gpus):
+            folder = open_run(resolved, plan, options, facts)
+            runner = TrialRunner(resolved, corpora, folder, facts, progress, options.save_text)
+            with folder.lock(), terminable(), lanes_on(sites, runner, attached) as lanes:
+                n_bad = Run(plan, runner, lanes, options.agenda).execute()
     return EXIT_TRIALS_FAILED if n_bad else EXIT_OK
 
 
 class Run:
     """One run of a plan in progress: what has been measured, and what is next."""
 
-    def __init__(self, plan: Plan, runner: TrialRunner, host: Host, agenda: Agenda) -> None:
-        self.plan, self.runner, self.host, self.agenda = plan, runner, host, agenda
+    def __init__(self, plan: Plan, runner: TrialRunner, lanes: Lanes, agenda: Agenda) -> None:
+        self.plan, self.runner, self.lanes, self.agenda = plan, runner, lanes, agenda
         self.folder, self.progress = runner.folder, runner.progress
         self.rows = usable_rows(self.folder, runner.facts, self.progress)
         self.outlook = Outlook(plan, self.rows, self.folder.read_superseded(), rule_of(runner.resolved))
         agenda.begin(plan, self.outlook, runner.facts)
+        self.dealer = Dealer(
+            lanes.sites,
+            agenda.take,
+            block_fits(runner.resolved),
+            waits=same_cells if plan.design.is_adaptive else never,
+            most_held=None if agenda.is_whole else len(lanes.sites),
+            counts=lanes.counts,
+        )
+        #: Blocks of which only trials that failed for a lasting reason are being tried.
+        self.probed: set[str] = set()
 
     def execute(self) -> int:
         """Measure what is not done. Returns how many of the trials that are needed are not ok."""
@@ -108,9 +108,7 @@ class Run:
             self.progress.note(
                 f"all {n_trials} trials of {self.folder.path} are done; --fresh starts a new run"
             )
-        while (block := self.agenda.take()) is not None:
-            self._block(block)
-            self._close(block)
+        self._measure()
         n_bad = len(self.outlook.not_ok())
         if not n_bad:
             _, warnings = self.folder.compact()
@@ -123,17 +121,45 @@ class Run:
     def _n_needed(self) -> int:
         return len(self.outlook.needed(t for block in self.agenda.blocks() for t in block.trials()))
 
-    def _block(self, block: Block) -> None:
-        """Measure what is left of one block; as a whole where it has a gap."""
-        left = self.outlook.left(block)
-        self._retake(block, left.retaken)
-        self._measure(block, left.trials)
-        if left.is_probe and any(self.rows[trial.trial_id]["status"] == OK for trial in left.trials):
-            # What has come back counts only beside the rest of its block.
-            tried = {trial.trial_id for trial in left.trials}
-            rest = [trial for trial in self.outlook.needed(block.trials()) if trial.trial_id not in tried]
+    def _measure(self) -> None:
+        """Deal blocks to free sites until there is none left and the last has ended."""
+        while True:
+            for site in self.dealer.free():
+                self._deal(site)
+            if not self.dealer.running:
+                return
+            self._end(self.lanes.wait())
+
+    def _deal(self, site: Site) -> None:
+        """Start what is left of the next block; of one with a gap that is all of it."""
+        while (block := self.dealer.deal(site)) is not None:
+            left = self.outlook.left(block)
+            self._retake(block, left.retaken)
+            if left.trials:
+                if left.is_probe:
+                    self.probed.add(block.block_id)
+                self.lanes.start(site, BlockJob(block, tuple(left.trials)))
+                return
+            self._close(block, site)
+
+    def _end(self, done: Done) -> None:
+        """Keep the rows of a job; its block ends with it, unless the rest of the block has to follow."""
+        block = done.job.block
+        self.rows |= {row["trial_id"]: row for row in done.rows}
+        if rest := self._rest(done.job):
             self._retake(block, rest)
-            self._measure(block, rest)
+            self.lanes.start(done.site, BlockJob(block, tuple(rest)))
+        else:
+            self._close(block, done.site)
+
+    def _rest(self, job: BlockJob) -> list[Trial]:
+        """What is to be measured again because a trial has come back: it counts only beside its block."""
+        was_probe = job.block.block_id in self.probed
+        self.probed.discard(job.block.block_id)
+        tried = {trial.trial_id for trial in job.trials}
+        if not was_probe or all(self.rows[name]["status"] != OK for name in tried):
+            return []
+        return [t for t in self.outlook.needed(job.block.trials()) if t.trial_id not in tried]
 
     def _retake(self, block: Block, trials: Sequence[Trial]) -> None:
         """Take finished trials of a block with a gap out of the run, to be measured beside the others."""
@@ -147,23 +173,15 @@ class Run:
         for trial_id in ids:
             del self.rows[trial_id]
 
-    def _measure(self, block: Block, trials: Sequence[Trial]) -> None:
-        """Boot what these trials of a block need, in its order."""
-        wanted, config = {trial.trial_id for trial in trials}, self.runner.resolved.config
-        mine = [(boot, [t for t in boot.trials if t.trial_id in wanted]) for boot in block.boots]
-        boots = [(boot, some) for boot, some in mine if some]
-        together = [boots] if config.isolation == "resident" and boots else [[one] for one in boots]
-        for group in together:
-            check_disk(self.folder.path, config.thresholds.low_disk_gb)
-            rows = run_boots(block.block_id, group, self.runner, self.host)
-            self.rows |= {row["trial_id"]: row for row in rows}
-
-    def _close(self, block: Block) -> None:
+    def _close(self, block: Block, site: Site) -> None:
         """Say what needs no further round, and what is left."""
+        self.dealer.done(site)
         for (model, corpus), ending, n_spared in self.outlook.close(block):
             spared = f": {n_spared} trials are not needed" if n_spared else ""
             self.progress.note(f"{model} {corpus}: {ending.why} after {ending.round} rounds{spared}")
-        self.progress.revise(self._n_needed(), self.outlook.models_left(self.agenda.ahead()))
+        left = self.outlook.models_left([*self.dealer.held, *self.agenda.ahead()])
+        left.update(trial.cell.model for trial in self.lanes.pending())
+        self.progress.revise(self._n_needed(), left)
 
 
 def rule_of(resolved: Resolved) -> Rule:
@@ -171,67 +189,6 @@ def rule_of(resolved: Resolved) -> Rule:
     padded = [variant.arm for variant in arm_variants(resolved) if resolved.arms[variant.spec].pad]
     config = resolved.config
     return Rule(config.rounds, tuple(dict.fromkeys(padded)), config.thresholds.full_share_decode)
-
-
-@dataclass
-class Life:
-    """One server of a block from its boot on; the error instead where it did not come up."""
-
-    planned: Boot
-    server: AnyServer | ServerError
-    booted_at: dt.datetime
-    warm_up: WarmUp = field(default_factory=WarmUp)
-
-    def run(self, block_id: str, trial: Trial, runner: TrialRunner) -> dict[str, Any]:
-        """The row of one trial. What a server leaves undone, dead or never up, gets its rows too."""
-        if isinstance(self.server, ServerError):
-            failure = failed_row(self.server, self.booted_at)
-        elif self.server.is_dead:
-            failure = failed_row(self.server.death(), utc_now())
-        else:
-            return runner.run(block_id, self.planned, trial, self.server, self.warm_up)
-        return runner.save_failure(block_id, self.planned, trial, failure)
-
-
-def run_boots(
-    block_id: str, group: Sequence[tuple[Boot, Sequence[Trial]]], runner: TrialRunner, host: Host
-) -> list[dict[str, Any]]:
-    """Servers that are up together, and the rows of their trials, one after the other."""
-    for planned, _ in group:
-        runner.progress.booting(planned)
-    booted_at = utc_now()
-    launches = [make_launch(planned, runner, host.server_cpus) for planned, _ in group]
-    servers: Sequence[AnyServer | ServerError] = (
-        [host.attached]
-        if host.attached
-        else host.booter.boot(launches, runner.progress.note, runner.progress.stage)
-    )
-    with contextlib.ExitStack() as stack:
-        turns: list[tuple[Trial, Life]] = []
-        for (planned, trials), server in zip(group, servers, strict=True):
-            stack.callback(runner.folder.save_log, planned.boot_id)
-            if not isinstance(server, ServerError):
-                stack.callback(server.stop)
-            life = Life(planned, server, booted_at)
-            turns += [(trial, life) for trial in trials]
-        turns.sort(key=lambda turn: turn[0].order_index)
-        return [life.run(block_id, trial, runner) for trial, life in turns]
-
-
-def make_launch(planned: Boot, runner: TrialRunner, cpus: frozenset[int] | None) -> Launch:
-    """What ``server.boot`` needs for one planned boot."""
-    config, entry = runner.resolved.config, runner.resolved.models[planned.model]
-    return Launch(
-        argv=planned.argv,
-        env=dict(planned.env),
-        served_name=served_name(planned.boot_id),
-        log_path=runner.folder.log_path(planned.boot_id),
-        models_dir=models_dir(),
-        boot_timeout_s=entry.boot_timeout_s,
-        cpus=cpus,
-        port=config.server.port,
-        optional_args=entry.optional_args,
-    )
 
 
 def open_run(resolved: Resolved, plan: Plan, options: Options, facts: Mapping[str, Any]) -> RunFolder:

@@ -44,6 +44,7 @@ from kpad_bench.reading import (
     unfit_prompts,
 )
 from kpad_bench.schema import FAILED, INVALID, SCHEMA_VERSION
+from kpad_bench.slots import Beside
 from kpad_bench.store import RunFolder
 from kpad_bench.stream import PassTrace
 from kpad_bench.verdict import Evidence, verdict
@@ -68,13 +69,18 @@ class TrialRunner:
     ) -> None:
         self.resolved, self.corpora, self.folder = resolved, corpora, folder
         self.facts, self.progress, self.save_text = facts, progress, save_text
+        self.beside = Beside()
 
     def run(
         self, block_id: str, boot: Boot, trial: Trial, server: AnyServer, warm_up: WarmUp
     ) -> dict[str, Any]:
         """One trial, stored. Returns its row; ``server`` may be dead afterwards."""
-        started_at = dt.datetime.now(dt.UTC)
+        started_at, others = dt.datetime.now(dt.UTC), self.beside.watch()
         outcome, requests, raw = self._measure(trial, server, warm_up)
+        outcome["neighbours"] = neighbours = self.beside.since(others)
+        if neighbours:
+            text = f"measured beside {', '.join(neighbours)}: servers side by side share the host"
+            outcome["warnings"] = [*(outcome.get("warnings") or []), text]
         outcome["warnings"] = [*server.earlier, *(outcome.get("warnings") or [])]
         row = (
             self._base(block_id, boot, trial) | {"started_at": started_at} | server_columns(server) | outcome
@@ -87,7 +93,8 @@ class TrialRunner:
         self, block_id: str, boot: Boot, trial: Trial, failure: Mapping[str, Any]
     ) -> dict[str, Any]:
         """The row of a trial that never came to a pass."""
-        row = self._base(block_id, boot, trial) | dict(failure)
+        neighbours = self.beside.since(self.beside.watch())
+        row = self._base(block_id, boot, trial) | {"neighbours": neighbours} | dict(failure)
         self.folder.write_trial(row, [], None)
         self.progress.ended(trial, row)
         return row

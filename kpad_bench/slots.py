@@ -1,0 +1,256 @@
+"""Where servers run beside their clients, and which block goes where next.
+
+A site is the whole host, or a slot of it. Checks what the configuration asks for against the host; boots
+nothing. Why whole blocks are dealt: docs/decisions/0011.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping, MutableSequence, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kpad_bench import gpu
+from kpad_bench.config import Resolved, Slot
+from kpad_bench.cpusets import CpuSet, HostCpus, keep_apart, require_cpus
+from kpad_bench.errors import HostError
+from kpad_bench.hostcpu import format_cpu_list
+from kpad_bench.plan import Block
+
+#: Under ``slots.*.cache_dir``. vLLM keeps those of torch and DeepGEMM under its own root.
+_CACHES = {
+    "VLLM_CACHE_ROOT": "vllm",
+    "TRITON_CACHE_DIR": "triton",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+}
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where one server at a time runs beside its client. Plain data, so that it can go to any process.
+
+    ``name``: of the slot; None for the whole host. CPU sets are None where they are left alone.
+    """
+
+    name: str | None = None
+    gpus: tuple[int, ...] = ()
+    server_cpus: frozenset[int] | None = None
+    client_cpus: frozenset[int] | None = None
+    numa: int | None = None
+    cache_dir: Path | None = None
+
+    def env(self) -> dict[str, str]:
+        """What a server is told of its GPUs and caches."""
+        told = {}
+        if self.gpus:  # in the order of NVML, which indices are of
+            told = {
+                "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+                "CUDA_VISIBLE_DEVICES": ",".join(map(str, self.gpus)),
+            }
+        if self.cache_dir is not None:
+            told |= {name: str(self.cache_dir / folder) for name, folder in _CACHES.items()}
+        return told
+
+
+def make_sites(slots: Sequence[Slot], here: HostCpus) -> tuple[Site, ...]:
+    """The slots on this host. Raises HostError, naming the key, for what is not there or overlaps."""
+    given: dict[str, CpuSet] = {}
+    for slot in slots:
+        for key, text in slot.cpu_lists().items():
+            found = require_cpus(text, key, here)
+            assert found is not None
+            given[key] = found
+    servers = {slot.name: _server_set(slot, given, here) for slot in slots}
+    clients = {slot.name: given.get(f"slots.{slot.name}.client_cpus") for slot in slots}
+    keep_apart([one for one in (*servers.values(), *clients.values()) if one], here)
+    _check_gpus(slots)
+    sites = []
+    for slot in slots:
+        server, client = servers[slot.name], clients[slot.name]
+        # Without a set of its own a server must not inherit the client's.
+        cpus = server.cpus if server else here.usable if client else None
+        cache_dir = None if slot.cache_dir is None else _made(slot)
+        sites.append(Site(slot.name, slot.gpus, cpus, client.cpus if client else None, slot.numa, cache_dir))
+    return tuple(sites)
+
+
+def gpus_of(resolved: Resolved, n_gpus: int | None) -> list[str]:
+    """The GPUs that a sweep may use: those of its slots, those that CUDA_VISIBLE_DEVICES names, or all.
+
+    All, since servers run one at a time unless the configuration has slots. ``n_gpus``: of the host.
+    """
+    config, variable = resolved.config, "CUDA_VISIBLE_DEVICES"
+    if config.slots:
+        return [str(index) for slot in config.slots for index in slot.gpus]
+    if config.server.platform != "cuda":
+        return []
+    named = [config.server.env, *(entry.env for entry in resolved.models.values())]
+    named = [env for env in (*named, *(arm.env for arm in resolved.arms.values())) if variable in env]
+    settings = [env.get(variable) for env in named or [dict(os.environ)]]
+    if devices := gpu.devices():
+        return [str(index) for setting in settings for index in gpu.visible(setting, devices)]
+    every = ",".join(map(str, range(n_gpus or 0)))
+    texts = [every if setting is None else setting.replace(" ", "") for setting in settings]
+    return [name for text in texts for name in text.split(",") if name]
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Which other slots had servers up, as one slot sees it; a host that is not split has none.
+
+    ``counts`` has a number for each slot, raised when a block begins there and when it ends: odd is busy.
+    None where servers are somebody else's, and nobody knows.
+    """
+
+    names: Sequence[str] = ()
+    mine: str | None = None
+    counts: Sequence[int] | None = ()
+
+    def watch(self) -> tuple[int, ...]:
+        """The state now, to be given to ``since``."""
+        return tuple(self.counts or ())
+
+    def since(self, before: Sequence[int]) -> list[str] | None:
+        """The other slots that were busy at any moment since then."""
+        if self.counts is None:
+            return None
+        seen = zip(self.names, before, self.counts, strict=True)
+        return [name for name, old, new in seen if name != self.mine and (old % 2 or old != new)]
+
+
+def block_fits(resolved: Resolved) -> Callable[[Block, Site], bool]:
+    """Whether a slot has GPUs enough for every server of a block; the whole host always has."""
+    slots = {slot.name: slot for slot in resolved.config.slots}
+
+    def fits(block: Block, site: Site) -> bool:
+        needs = {resolved.models[boot.model].tensor_parallel for boot in block.boots}
+        return site.name is None or slots[site.name].fits(max(needs))
+
+    return fits
+
+
+def never(block: Block, earlier: Block) -> bool:
+    """No block waits for another."""
+    return False
+
+
+def same_cells(block: Block, other: Block) -> bool:
+    """Whether two blocks are rounds of one (model, corpus)."""
+    mine, theirs = ({(t.cell.model, t.cell.corpus) for t in one.trials()} for one in (block, other))
+    return bool(mine & theirs)
+
+
+@dataclass
+class Dealer:
+    """Deals whole blocks to free sites, in the order in which ``draw`` gives them.
+
+    A block goes to the first free site that it ``fits``; those that come after it need not wait for it,
+    but for the round before theirs where ``waits`` says so. A sentinel compares nights, so it is measured
+    alone: after all that comes before it, and before all that comes after it. ``counts``: see ``Beside``.
+    """
+
+    sites: Sequence[Site]
+    draw: Callable[[], Block | None]
+    fits: Callable[[Block, Site], bool]
+    waits: Callable[[Block, Block], bool] = never
+    most_held: int | None = None
+    counts: MutableSequence[int] = field(default_factory=list)
+    held: list[Block] = field(default_factory=list)
+    running: dict[str | None, Block] = field(default_factory=dict)
+    _is_over: bool = False
+
+    def free(self) -> list[Site]:
+        """Sites without a block, the smallest first: it is the choosiest."""
+        return sorted((s for s in self.sites if s.name not in self.running), key=lambda s: len(s.gpus))
+
+    def deal(self, site: Site) -> Block | None:
+        """The next block for a free site; None: none, or none for now."""
+        if any(block.is_sentinel for block in self.running.values()):
+            return None
+        block = self._next_held(site)
+        while block is None and self._may_draw():
+            drawn = self.draw()
+            if drawn is None:
+                self._is_over = True
+            else:
+                self.held.append(drawn)
+                block = self._next_held(site)
+        if block is not None:
+            self.held.remove(block)
+            self.running[site.name] = block
+            self._count(site)
+        return block
+
+    def done(self, site: Site) -> None:
+        """The site's block has ended."""
+        del self.running[site.name]
+        self._count(site)
+
+    def _count(self, site: Site) -> None:
+        if self.counts:
+            self.counts[self.sites.index(site)] += 1
+
+    def _may_draw(self) -> bool:
+        has_room = self.most_held is None or len(self.held) < self.most_held
+        return has_room and not self._is_over and not any(block.is_sentinel for block in self.held)
+
+    def _next_held(self, site: Site) -> Block | None:
+        before = list(self.running.values())
+        for block in self.held:
+            if block.is_sentinel:
+                return None if before or not self.fits(block, site) else block
+            if self.fits(block, site) and not any(self.waits(block, earlier) for earlier in before):
+                return block
+            before.append(block)
+        return None
+
+
+def _server_set(slot: Slot, given: Mapping[str, CpuSet], here: HostCpus) -> CpuSet | None:
+    """The server's CPUs, which are on the slot's node where it has one."""
+    key, mine = f"slots.{slot.name}", given.get(f"slots.{slot.name}.cpus")
+    if slot.numa is None:
+        return mine
+    nodes = here.topology.node_cpus
+    if slot.numa not in nodes:
+        there = ", ".join(map(str, sorted(nodes))) or "none that the system tells of"
+        raise HostError(f"{key}.numa: {slot.numa}: no such NUMA node; this host has {there}")
+    if shutil.which("numactl") is None:
+        raise HostError(
+            f"{key}.numa: numactl is not installed; install it (apt install numactl), or set null"
+        )
+    its = nodes[slot.numa]
+    if mine is None:
+        taken = here.topology.threads_of(cpu for one in given.values() for cpu in one.cpus)
+        left = (its & here.usable) - taken
+        if not left:
+            raise HostError(f"{key}.cpus: null: no CPU of NUMA node {slot.numa} is left; give it a list")
+        return CpuSet(f"{key}.cpus", f"null, so what is left of node {slot.numa}", frozenset(left))
+    if away := mine.cpus - its:
+        raise HostError(
+            f"{key}.cpus: {mine.text!r}: CPUs {format_cpu_list(set(away))} are not of NUMA node {slot.numa}, "
+            f"which has {format_cpu_list(set(its))}; change cpus or numa"
+        )
+    return mine
+
+
+def _check_gpus(slots: Sequence[Slot]) -> None:
+    there = {device.index for device in gpu.devices()}
+    for slot in slots:
+        if there and (missing := sorted(set(slot.gpus) - there)):
+            raise HostError(
+                f"slots.{slot.name}.gpus: {', '.join(map(str, missing))}: no such GPU; this host has "
+                f"{format_cpu_list(there)}"
+            )
+
+
+def _made(slot: Slot) -> Path:
+    path = Path(slot.cache_dir or "").expanduser().absolute()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise HostError(
+            f"slots.{slot.name}.cache_dir: {path}: {error.strerror}; choose another folder"
+        ) from error
+    return path
