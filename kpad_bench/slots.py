@@ -18,6 +18,8 @@ from kpad_bench.cpusets import CpuSet, HostCpus, keep_apart, require_cpus
 from kpad_bench.errors import HostError
 from kpad_bench.hostcpu import format_cpu_list
 from kpad_bench.plan import Block
+from kpad_bench.rounds import Row
+from kpad_bench.schema import OK
 
 #: Under ``slots.*.cache_dir``. vLLM keeps those of torch and DeepGEMM under its own root.
 _CACHES = {
@@ -120,13 +122,21 @@ class Beside:
         return [name for name, old, new in seen if name != self.mine and (old % 2 or old != new)]
 
 
-def block_fits(resolved: Resolved) -> Callable[[Block, Site], bool]:
-    """Whether a slot has GPUs enough for every server of a block; the whole host always has."""
+def block_fits(resolved: Resolved, rows: Mapping[str, Row]) -> Callable[[Block, Site], bool]:
+    """Whether a block may run on a site; on the whole host always.
+
+    A slot needs GPUs enough for every server of the block. What is left of a block that was begun goes to
+    the slot that has measured some of it: ``rows`` are those that count, by trial.
+    """
     slots = {slot.name: slot for slot in resolved.config.slots}
 
     def fits(block: Block, site: Site) -> bool:
-        needs = {resolved.models[boot.model].tensor_parallel for boot in block.boots}
-        return site.name is None or slots[site.name].fits(max(needs))
+        if site.name is None:
+            return True
+        most = max(resolved.models[boot.model].tensor_parallel for boot in block.boots)
+        counted = (rows.get(trial.trial_id, {}) for trial in block.trials())
+        homes = {row.get("slot") for row in counted if row.get("status") == OK}
+        return slots[site.name].fits(most) and homes <= {site.name}
 
     return fits
 

@@ -38,7 +38,7 @@ from kpad_bench.schema import MUST_MATCH, OK, REQUESTS, SCHEMA_VERSION, STATUSES
 #: Ids become file names: no separator, no leading dot, room for a suffix within the 255 bytes of a name.
 _ID = re.compile(r"[A-Za-z0-9_@-][A-Za-z0-9._@-]{0,199}")
 #: What has to be known of a trial to skip it, to do it again, or to decide whether it needs another round.
-_KNOWN = ("status", "reason", "output_tok_per_s", "full_share_decode", *MUST_MATCH)
+_KNOWN = ("status", "reason", "output_tok_per_s", "full_share_decode", "slot", *MUST_MATCH)
 _DONE = tuple(c for c in TRIALS if c in WHO or c.name in _KNOWN)
 
 
@@ -94,6 +94,17 @@ class RunFolder:
                 yield
             return
         with claim(self.path / ".lock", what) as self._claim:
+            yield
+
+    @contextmanager
+    def block_lock(self, block_id: str) -> Iterator[None]:
+        """Keep others, on whatever host, from measuring a block of the run until this ends."""
+        path, what = self._made("claims") / f"{_checked_name(block_id, 'block_id')}.lock", f"block {block_id}"
+        if not storage.is_remote(self.path):
+            with ownership(path, what):
+                yield
+            return
+        with claim(path, what) as self._claim:
             yield
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:

@@ -82,7 +82,7 @@ class Run:
         self.dealer = Dealer(
             lanes.sites,
             agenda.take,
-            block_fits(runner.resolved),
+            block_fits(runner.resolved, self.rows),
             waits=same_cells if plan.design.is_adaptive else never,
             most_held=None if agenda.is_whole else len(lanes.sites),
             counts=lanes.counts,

@@ -213,6 +213,7 @@ def lab(tmp_path: Path, frozen: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     """A lab of its own for one test; nothing of its servers is left afterwards."""
     monkeypatch.setenv("KPAD_BENCH_CORPORA", str(frozen))
     monkeypatch.setenv("KPAD_BENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("KPAD_BENCH_LOCKS", str(tmp_path / "locks"))
     made = Lab(tmp_path, frozen)
     try:
         yield made
