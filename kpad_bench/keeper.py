@@ -31,8 +31,6 @@ LAST_KILLS_S = 10.0
 def main(log_path: str, command: list[str]) -> int:
     """Keep one server. Returns 0 when nothing of it is left."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, stay)  # not SIG_IGN, which the server would inherit
     try:
         with open(log_path, "ab", buffering=0) as log:
             server = subprocess.Popen(
@@ -106,7 +104,21 @@ def children() -> list[int]:
     return mine
 
 
+def out_of_reach() -> None:
+    """Go on as a grandchild of the harness; its child only waits for that, to have something to wait for.
+
+    Who ends a harness may end its children first, as Ray does with an actor's. That must not be the keeper.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stay)  # not SIG_IGN, which the server would inherit
+    pid = os.fork()
+    if pid:
+        _, status = os.waitpid(pid, 0)
+        os._exit(abs(os.waitstatus_to_exitcode(status)))
+
+
 if __name__ == "__main__":
+    out_of_reach()
     try:
         raise SystemExit(main(sys.argv[1], sys.argv[4:]))
     finally:

@@ -76,6 +76,8 @@ class Server:
                 break
             self._status += data
             self._read_status()
+        if self.returncode is None and self.keeper.poll() is not None:
+            self.returncode = -signal.SIGKILL
         return self.returncode
 
     def _read_status(self) -> None:
