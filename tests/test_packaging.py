@@ -86,6 +86,11 @@ def test_wheel_carries_configs_and_corpus_manifests_as_package_data(wheel):
     assert "kpad_bench/_data/configs/models.yaml" in wheel.namelist()
 
 
+def test_wheel_carries_the_style_and_script_of_reports(wheel):
+    """What a page is made of beside its figures."""
+    assert {"kpad_bench/_page/style.css", "kpad_bench/_page/script.js"} <= set(wheel.namelist())
+
+
 def test_wheel_has_no_prompts_and_nothing_but_the_package(wheel):
     """No Parquet file, no tests and no other top-level folder get into the wheel."""
     names = wheel.namelist()
