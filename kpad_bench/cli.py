@@ -110,6 +110,15 @@ def sweep(  # noqa: PLR0913, PLR0917 one parameter per option
         bool, typer.Option("--fresh", help="A new run, even where one could be resumed.")
     ] = False,
     attach: Annotated[str | None, typer.Option(help="URL of a running server; unpadded arms only.")] = None,
+    executor: Annotated[
+        str, typer.Option(help="local: this host. ray: the hosts of a Ray cluster, a block at a time.")
+    ] = "local",
+    ray_address: Annotated[
+        str | None, typer.Option(help="Cluster of --executor ray. Default: RAY_ADDRESS, or the one here.")
+    ] = None,
+    ray_resource: Annotated[
+        str | None, typer.Option(help="Custom resource that its hosts have, if not all of them.")
+    ] = None,
     progress: Annotated[str, typer.Option(help="auto, rich, plain or none.")] = "auto",
     save_text: Annotated[
         bool, typer.Option("--save-text", help="Keep output text in the request rows.")
@@ -117,6 +126,11 @@ def sweep(  # noqa: PLR0913, PLR0917 one parameter per option
 ) -> None:
     """Measure every cell: boot vLLM, drive it, write one Parquet part per trial. Run again to resume."""
     one_of("--progress", progress, ("auto", "rich", "plain", "none"))
+    one_of("--executor", executor, ("local", "ray"))
+    if executor == "local" and (ray_address is not None or ray_resource is not None):
+        raise UsageError("--ray-address and --ray-resource go with --executor ray")
+    if executor == "ray" and attach is not None:
+        raise UsageError("--attach: that server is one place; leave --executor ray out")
     one_of("--format", output_format, ("table", "json"))
     given: dict[str, Any] = {
         "models": model, "corpora": corpus, "arms": arm, "k": None if k is None else parse_ks(k),
@@ -131,13 +145,15 @@ def sweep(  # noqa: PLR0913, PLR0917 one parameter per option
     if dry_run or cell is not None:
         from kpad_bench.dryrun import describe
 
-        emit(describe(resolved, cell, output_format))
+        emit(describe(resolved, cell, output_format, out))
         return
     from kpad_bench.progress import Style
+    from kpad_bench.raycluster import Asked
     from kpad_bench.sweep import Options, run_sweep
 
     style = cast(Style, progress)
-    options = Options(out=out, fresh=fresh, attach=attach, progress=style, save_text=save_text)
+    asked = Asked(ray_address, ray_resource) if executor == "ray" else None
+    options = Options(out=out, fresh=fresh, attach=attach, progress=style, save_text=save_text, ray=asked)
     raise typer.Exit(run_sweep(resolved, options))
 
 

@@ -16,7 +16,7 @@ import yaml
 from pydantic import ValidationError
 
 from kpad_bench import model_lock
-from kpad_bench.config import MOST_K, Arm, Frozen, ModelEntry, Resolved, SweepConfig
+from kpad_bench.config import MOST_K, Arm, Frozen, ModelEntry, Resolved, Slot, SweepConfig
 from kpad_bench.errors import HostError, UsageError
 
 #: One entry of the lists that must not be empty.
@@ -149,6 +149,14 @@ def cache_dir() -> Path:
 def load_models(path: Path | None = None) -> dict[str, ModelEntry]:
     """The model entries of a ``models.yaml``, by tag."""
     return _entries(path or data_dir("configs") / "models.yaml", "models", ModelEntry)
+
+
+def read_slots(path: Path) -> tuple[Slot, ...]:
+    """The slots of a host from a YAML file of its own, with the one key ``slots``."""
+    data = read_yaml(path)
+    if not isinstance(data.get("slots"), list) or set(data) != {"slots"}:
+        raise UsageError(f"{path}: a file of slots has one key, slots, with a list of them")
+    return tuple(validate(Slot, entry, f"{path}: slots") for entry in data["slots"])
 
 
 def load_arms(path: Path | None = None) -> dict[str, Arm]:

@@ -139,12 +139,22 @@ def _lasts(trial: Trial, rows: Mapping[str, Row], earlier: Mapping[str, Collecti
 
 
 class Outlook:
-    """What is left of a plan. Its owner keeps ``rows`` (trial_id -> row that counts) up to date."""
+    """What is left of a plan. Its owner keeps ``rows`` (trial_id -> row that counts) up to date.
+
+    ``has_hosts``: a block that is resumed may go to another host, so that even a single round's is whole.
+    """
 
     def __init__(
-        self, plan: Plan, rows: Mapping[str, Row], earlier: Mapping[str, Collection[str]], rule: Rule
+        self,
+        plan: Plan,
+        rows: Mapping[str, Row],
+        earlier: Mapping[str, Collection[str]],
+        rule: Rule,
+        *,
+        has_hosts: bool = False,
     ) -> None:
         self.plan, self.rows, self.earlier, self.rule = plan, rows, earlier, rule
+        self.has_hosts = has_hosts
         self.rounds: dict[Place, list[list[Trial]]] = {}
         for block in plan.blocks:
             for trial in () if block.is_sentinel else block.trials():
@@ -162,7 +172,7 @@ class Outlook:
 
     def left(self, block: Block) -> Left:
         """What is left of one block."""
-        is_whole = self.plan.design.most > 1 and not block.is_sentinel
+        is_whole = (self.has_hosts or self.plan.design.most > 1) and not block.is_sentinel
         return left_of(self.needed(block.trials()), self.rows, self.earlier, is_whole)
 
     def n_left(self, blocks: Iterable[Block]) -> int:

@@ -122,23 +122,17 @@ class Beside:
         return [name for name, old, new in seen if name != self.mine and (old % 2 or old != new)]
 
 
-def block_fits(resolved: Resolved, rows: Mapping[str, Row]) -> Callable[[Block, Site], bool]:
-    """Whether a block may run on a site; on the whole host always.
+def fits_slot(resolved: Resolved, block: Block, site: Site, rows: Mapping[str, Row]) -> bool:
+    """Whether a block may run on a slot.
 
-    A slot needs GPUs enough for every server of the block. What is left of a block that was begun goes to
+    It needs GPUs enough for every server of the block. What is left of a block that was begun goes to
     the slot that has measured some of it: ``rows`` are those that count, by trial.
     """
-    slots = {slot.name: slot for slot in resolved.config.slots}
-
-    def fits(block: Block, site: Site) -> bool:
-        if site.name is None:
-            return True
-        most = max(resolved.models[boot.model].tensor_parallel for boot in block.boots)
-        counted = (rows.get(trial.trial_id, {}) for trial in block.trials())
-        homes = {row.get("slot") for row in counted if row.get("status") == OK}
-        return slots[site.name].fits(most) and homes <= {site.name}
-
-    return fits
+    slot = next(slot for slot in resolved.config.slots if slot.name == site.name)
+    most = max(resolved.models[boot.model].tensor_parallel for boot in block.boots)
+    counted = (rows.get(trial.trial_id, {}) for trial in block.trials())
+    homes = {row.get("slot") for row in counted if row.get("status") == OK}
+    return slot.fits(most) and homes <= {site.name}
 
 
 def never(block: Block, earlier: Block) -> bool:

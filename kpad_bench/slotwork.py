@@ -12,7 +12,7 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Iterator, MutableSequence, Sequence
+from collections.abc import Iterator, Mapping, MutableSequence, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -25,12 +25,12 @@ from kpad_bench.errors import KpadError, ServerError
 from kpad_bench.host import terminable, utc_now
 from kpad_bench.hostcpu import format_cpu_list
 from kpad_bench.launch import pinned
-from kpad_bench.plan import Boot, Trial
+from kpad_bench.plan import Block, Boot, Trial
 from kpad_bench.progress import Progress
 from kpad_bench.reading import AnyServer
 from kpad_bench.rounds import Row
 from kpad_bench.schema import OK
-from kpad_bench.slots import Beside, Site
+from kpad_bench.slots import Beside, Site, fits_slot
 from kpad_bench.trial import TrialRunner, failed_row
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -49,8 +49,16 @@ class Done(NamedTuple):
 class Lanes(Protocol):
     """What measures jobs, one at a time on each site. ``counts``: see ``slots.Beside``."""
 
-    sites: Sequence[Site]
-    counts: MutableSequence[int]
+    @property
+    def sites(self) -> Sequence[Site]:
+        """Where jobs may run; a site may disappear."""
+
+    @property
+    def counts(self) -> MutableSequence[int]:
+        """Raised when a block begins on a site and when it ends; empty where that is not told."""
+
+    def fits(self, block: Block, site: Site, rows: Mapping[str, Row]) -> bool:
+        """Whether a block may run on a site; ``rows`` are those that count, by trial."""
 
     def start(self, site: Site, job: BlockJob) -> None:
         """Begin a job on a site that has none."""
@@ -82,6 +90,10 @@ class Here:
         self.sites: Sequence[Site] = (bench.site,)
         self.counts: MutableSequence[int] = []
         self._jobs: list[BlockJob] = []
+
+    def fits(self, block: Block, site: Site, rows: Mapping[str, Row]) -> bool:
+        """The whole host takes every block."""
+        return True
 
     def start(self, site: Site, job: BlockJob) -> None:
         """Remember the job; ``wait`` does it."""
@@ -142,6 +154,10 @@ class SlotProcesses:
                 worker.process.kill()
                 worker.process.join()
                 worker.pipe.close()
+
+    def fits(self, block: Block, site: Site, rows: Mapping[str, Row]) -> bool:
+        """As slots do."""
+        return fits_slot(self.runner.resolved, block, site, rows)
 
     def start(self, site: Site, job: BlockJob) -> None:
         """Hand a job to the slot's client, which is started for its first one, and anew after its death."""

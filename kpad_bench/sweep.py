@@ -6,13 +6,13 @@ host error ends the sweep with every finished trial on disk; a bug stops loudly.
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kpad_bench import provenance
 from kpad_bench.agenda import Agenda
 from kpad_bench.blockjob import BlockJob
 from kpad_bench.cells import arm_variants
@@ -20,17 +20,19 @@ from kpad_bench.config import Resolved
 from kpad_bench.corpus import open_together
 from kpad_bench.corpus_fit import check_fit
 from kpad_bench.errors import EXIT_OK, EXIT_TRIALS_FAILED, UsageError
-from kpad_bench.host import attach_to, expected_vllm, results_lock, sites_of, terminable, utc_now
+from kpad_bench.host import results_lock, terminable, utc_now
 from kpad_bench.launch import pinned, without_secrets
 from kpad_bench.locks import gpu_set
 from kpad_bench.plan import Block, Plan, Trial, make_plan, planned_doubts
 from kpad_bench.progress import Progress, Style, make_progress
+from kpad_bench.raycluster import Asked
 from kpad_bench.rounds import Outlook, Row, Rule
 from kpad_bench.schema import MUST_MATCH, OK
-from kpad_bench.slots import Dealer, Site, block_fits, gpus_of, never, same_cells
-from kpad_bench.slotwork import Done, Lanes, lanes_on
+from kpad_bench.slots import Dealer, Site, never, same_cells
+from kpad_bench.slotwork import Done, Lanes
 from kpad_bench.store import RunFolder, find_runs
 from kpad_bench.trial import TrialRunner
+from kpad_bench.venue import ray_cluster, this_host
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ class Options:
     night: Mapping[str, Any] | None = None
     #: which blocks are measured, and in which order; by default all of the plan
     agenda: Agenda = field(default_factory=Agenda)
+    #: the Ray cluster that measures; None: this host does
+    ray: Asked | None = None
 
 
 def run_sweep(resolved: Resolved, options: Options) -> int:
@@ -55,34 +59,41 @@ def run_sweep(resolved: Resolved, options: Options) -> int:
     corpora = open_together(resolved.corpora)
     plan = make_plan(resolved, {name: corpus.digest for name, corpus in corpora.items()})
     check_fit(resolved, corpora.values())
-    attached = None if options.attach is None else attach_to(options.attach, resolved, plan)
-    expected = expected_vllm(resolved, attached)
-    sites = sites_of(resolved, attached)
-    client_cpus = None if resolved.config.slots else sites[0].client_cpus
-    with pinned(client_cpus), make_progress(options.progress) as progress, results_lock(options.out):
-        facts = provenance.host_facts() | {"vllm_version": expected}
-        gpus = [] if attached else gpus_of(resolved, facts["gpu_count"])
-        with gpu_set(gpus):
-            folder = open_run(resolved, plan, options, facts)
-            runner = TrialRunner(resolved, corpora, folder, facts, progress, options.save_text)
-            with folder.lock(), terminable(), lanes_on(sites, runner, attached) as lanes:
-                n_bad = Run(plan, runner, lanes, options.agenda).execute()
+    with contextlib.ExitStack() as stack:
+        if options.ray is None:
+            venue = this_host(resolved, plan, options.attach)
+        else:
+            digests = {name: corpus.digest for name, corpus in corpora.items()}
+            venue = stack.enter_context(ray_cluster(resolved, digests, options.out, options.ray))
+        stack.enter_context(pinned(venue.client_cpus))
+        progress = stack.enter_context(make_progress(options.progress))
+        stack.enter_context(results_lock(options.out))
+        stack.enter_context(gpu_set(venue.gpus))
+        folder = open_run(resolved, plan, options, venue.facts)
+        runner = TrialRunner(resolved, corpora, folder, venue.facts, progress, options.save_text)
+        stack.enter_context(folder.lock())
+        stack.enter_context(terminable())
+        lanes = stack.enter_context(venue.lanes(runner))
+        n_bad = Run(plan, runner, lanes, options.agenda, has_hosts=venue.has_hosts).execute()
     return EXIT_TRIALS_FAILED if n_bad else EXIT_OK
 
 
 class Run:
     """One run of a plan in progress: what has been measured, and what is next."""
 
-    def __init__(self, plan: Plan, runner: TrialRunner, lanes: Lanes, agenda: Agenda) -> None:
+    def __init__(
+        self, plan: Plan, runner: TrialRunner, lanes: Lanes, agenda: Agenda, *, has_hosts: bool = False
+    ) -> None:
         self.plan, self.runner, self.lanes, self.agenda = plan, runner, lanes, agenda
         self.folder, self.progress = runner.folder, runner.progress
         self.rows = usable_rows(self.folder, runner.facts, self.progress)
-        self.outlook = Outlook(plan, self.rows, self.folder.read_superseded(), rule_of(runner.resolved))
+        earlier, rule = self.folder.read_superseded(), rule_of(runner.resolved)
+        self.outlook = Outlook(plan, self.rows, earlier, rule, has_hosts=has_hosts)
         agenda.begin(plan, self.outlook, runner.facts)
         self.dealer = Dealer(
             lanes.sites,
             agenda.take,
-            block_fits(runner.resolved, self.rows),
+            lambda block, site: lanes.fits(block, site, self.rows),
             waits=same_cells if plan.design.is_adaptive else never,
             most_held=None if agenda.is_whole else len(lanes.sites),
             counts=lanes.counts,
