@@ -26,7 +26,7 @@ from kpad_bench.schema import MUST_MATCH, OK, STATUSES, TRIALS
 COMPARABLE = (
     *MUST_MATCH,
     *("corpus_digest", "n_prompts", "concurrency", "max_tokens", "max_model_len", "temperature"),
-    *("model_revision", "tensor_parallel", "isolation"),
+    *("model_revision", "tensor_parallel", "isolation", "source"),
 )
 #: Trials of one arm and K are one series only where these agree too.
 SAME_CELL = ("cell_id", "cache_state")

@@ -6,15 +6,15 @@ Finds and reads files. What the rows mean, and which of them may be pooled, is n
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from kpad_bench import arrow, storage
+from kpad_bench import arrow, foreign, storage
 from kpad_bench.csvrows import read_long_csv
 from kpad_bench.errors import DataError, UsageError
 from kpad_bench.schema import Column
@@ -36,7 +36,8 @@ class Rows(NamedTuple):
 def read_rows(paths: Iterable[Path], columns: Sequence[Column]) -> Rows:
     """These columns of every trial under the paths.
 
-    A path is a run folder, a sweep folder (all its runs), a Parquet file of trials, or else a long CSV.
+    A path is a run folder, a sweep folder (all its runs), a Parquet file of trials, what ``vllm bench sweep``
+    left (``foreign``), or else a long CSV.
     Raises UsageError for a path that holds none of these, DataError for a file that is not what it must be.
     """
     # Arrow's own allocator spends a second in the kernel on a year of nights (two-core virtual machine,
@@ -57,7 +58,11 @@ def _read(path: Path, columns: Sequence[Column], notes: list[str]) -> Iterator[p
         is_there, is_folder = path.exists(), path.is_dir()
     if not is_there:
         raise UsageError(f"{path}: no such file or folder")
-    if is_folder:
+    if _is_foreign(path, is_folder):
+        summaries = foreign.read_summaries(path, columns)
+        notes += summaries.notes
+        yield _of_files(summaries.rows, summaries.places, columns)
+    elif is_folder:
         runs = _runs(path, notes)
         with ThreadPoolExecutor(min(_N_THREADS, os.cpu_count() or 1)) as pool:
             read = pool.map(lambda run: arrow.run_table(run, "trials", columns, is_encoded=True), runs)
@@ -70,8 +75,19 @@ def _read(path: Path, columns: Sequence[Column], notes: list[str]) -> Iterator[p
     else:
         found = read_long_csv(path, columns)
         notes += [f"{path}: column {', '.join(found.unread)} not read"] if found.unread else []
-        table = arrow.encoded(arrow.to_table(found.rows, columns), columns)
-        yield _placed(table, found.places, pa.array(range(table.num_rows)))
+        yield _of_files(found.rows, found.places, columns)
+
+
+def _of_files(rows: Sequence[Mapping[str, Any]], places: list[str], columns: Sequence[Column]) -> pa.Table:
+    table = arrow.encoded(arrow.to_table(rows, columns), columns)
+    return _placed(table, places, pa.array(range(table.num_rows)))
+
+
+def _is_foreign(path: Path, is_folder: bool) -> bool:
+    """Whether another tool wrote it; a folder with a run of this one in it is this one's."""
+    if storage.is_remote(path) or not foreign.is_summary(path):
+        return False
+    return not is_folder or not any(arrow.is_run(folder) for folder in (path, *path.iterdir()))
 
 
 def _runs(folder: Path, notes: list[str]) -> list[Path]:

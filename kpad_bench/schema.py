@@ -48,6 +48,7 @@ WHO = _columns(
     ("repeat", "int", "1-based pass within one boot"),
     ("order_index", "int", "position in the plan"),
     ("is_sentinel", "bool", "measured to compare nights, between blocks; no part of a best K"),
+    ("source", "str", "the tool that measured, where it was another one"),
     ("started_at", "time", "UTC start of the pass (of the boot when it never came to a pass)"),
     ("duration_s", "float", "wall time of the pass, seconds"),
 )
