@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PlainSerializer, PlainValidator, field_validator, model_validator
 
 from kpad_bench.design import Design, read_rounds
+from kpad_bench.gpu import SLOWING
 from kpad_bench.load import Frozen, Kind, Load, LoadConfig, PositiveInt
 from kpad_bench.slotconfig import Cpus, Slot, slot_faults
 
@@ -141,9 +142,24 @@ class Thresholds(Frozen):
     stalled_s: float = 120.0
     refused_share: float = 0.05
     low_disk_gb: float = 10.0
+    #: CPUs (1: one of them, all the time) that processes of others may keep busy during a pass; a trial above
+    #: it is flagged as disturbed
+    other_cpu_share: Annotated[float, Field(gt=0)] = 1.0
+    #: what holds GPU clocks back and flags a trial as throttled
+    throttle_reasons: tuple[str, ...] = tuple(SLOWING)
+    #: so often a flagged trial is measured again in the same boot; the first one without a flag is kept
+    repeat_disturbed: Annotated[int, Field(ge=0, le=10, strict=True)] = 0
     #: a trial, from its warm-up on, ends as failed after so long; null: an hour, or what 5 tokens a second
     #: for each request would take if that is more
     trial_deadline_s: Annotated[float, Field(gt=0)] | None = None
+
+    @field_validator("throttle_reasons")
+    @classmethod
+    def _known_reasons(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        unknown = sorted(set(value) - set(SLOWING))
+        if unknown:
+            raise ValueError(f"no such reason: {', '.join(unknown)}; allowed: {', '.join(SLOWING)}")
+        return value
 
 
 class RetryRule(Frozen):
