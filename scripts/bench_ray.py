@@ -54,7 +54,7 @@ def main() -> int:
                 ray = ("--executor", "ray", "--ray-address", cluster.address)
                 pairs = [(timed(lab), timed(lab, *ray)) for _ in range(options.pairs)]
             finally:
-                cluster.shutdown()
+                cluster.shutdown()  # type: ignore[no-untyped-call]
     local_s, ray_s = (fmean(times) for times in zip(*pairs, strict=True))
     overhead = ray_s / local_s - 1
     print(
