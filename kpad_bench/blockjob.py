@@ -17,12 +17,14 @@ from kpad_bench.argv import served_name
 from kpad_bench.config import Resolved
 from kpad_bench.corpus import open_together
 from kpad_bench.errors import ServerError
+from kpad_bench.gpu import server_gpus
 from kpad_bench.host import check_disk, utc_now
 from kpad_bench.launch import Launch
 from kpad_bench.models import models_dir
 from kpad_bench.plan import Block, Boot, Trial
 from kpad_bench.progress import Progress
 from kpad_bench.reading import AnyServer
+from kpad_bench.release import GpuMemory
 from kpad_bench.retry import Booter
 from kpad_bench.rounds import Row
 from kpad_bench.slots import Site
@@ -86,12 +88,16 @@ class Bench:
         return rows
 
     def _run(self, block_id: str, group: Sequence[tuple[Boot, Sequence[Trial]]]) -> list[Row]:
-        """Servers that are up together, and the rows of their trials, one after the other."""
+        """Servers that are up together, and the rows of their trials, one after the other.
+
+        Raises GpuNotReleased, with every row stored, where they do not give back the memory of their GPUs.
+        """
         progress = self.runner.progress
         for planned, _ in group:
             progress.booting(planned)
         booted_at = utc_now()
         launches = [make_launch(planned, self.runner, self.site) for planned, _ in group]
+        memory = GpuMemory.now(self._gpus(group, launches))
         servers: Sequence[AnyServer | ServerError] = (
             [self.attached] if self.attached else self.booter.boot(launches, progress.note, progress.stage)
         )
@@ -104,7 +110,18 @@ class Bench:
                 life = Life(planned, server, booted_at)
                 turns += [(trial, life) for trial in trials]
             turns.sort(key=lambda turn: turn[0].order_index)
-            return [life.run(block_id, trial, self.runner) for trial, life in turns]
+            rows: list[Row] = [life.run(block_id, trial, self.runner) for trial, life in turns]
+        memory.require_back()
+        return rows
+
+    def _gpus(self, group: Sequence[tuple[Boot, Sequence[Trial]]], launches: Sequence[Launch]) -> set[int]:
+        """The GPUs of servers that we start."""
+        resolved = self.runner.resolved
+        if self.attached or resolved.config.server.platform != "cuda":
+            return set()
+        sizes = [resolved.models[planned.model].tensor_parallel for planned, _ in group]
+        pairs = zip(launches, sizes, strict=True)
+        return {index for launch, size in pairs for index in server_gpus(launch.full_env(), size)}
 
 
 @dataclass

@@ -33,6 +33,12 @@ class HostError(KpadError):
     exit_code = EXIT_HOST
 
 
+class GpuNotReleased(HostError):
+    """A server is gone and the memory of its GPUs is not back: nothing else may be measured on them."""
+
+    cause = "gpu_not_released"
+
+
 class CheckFailed(KpadError):
     """A check that was asked for did not hold (``corpora verify`` and its like)."""
 

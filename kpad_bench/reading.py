@@ -14,6 +14,7 @@ from kpad_bench.bootlog import attention_backend
 from kpad_bench.cells import Cell
 from kpad_bench.counters import Deltas, delta, parse_samples, snapshot
 from kpad_bench.hostcpu import format_cpu_list
+from kpad_bench.hostload import HostLoad, host_load, other_cpu_share
 from kpad_bench.launch import shown_argv, shown_env
 from kpad_bench.loops import EDGE, long_answers, text_end
 from kpad_bench.metrics import sent_requests
@@ -34,17 +35,21 @@ ENDS_S = 5.0
 
 @dataclass(frozen=True)
 class Reading:
-    """The server's counters and CPU seconds at one moment."""
+    """The server's counters and CPU seconds at one moment, and those of the host."""
 
     metrics: str | None
     status: list[dict[str, Any]] | None
     cpu_s: tuple[float, float] | None
+    load: HostLoad | None = None
 
 
 def read(server: AnyServer) -> Reading:
     """The server's counters now."""
     return Reading(
-        server.endpoint.metrics(), server.endpoint.worker_call("kpad_status"), server.cpu_seconds()
+        metrics=server.endpoint.metrics(),
+        status=server.endpoint.worker_call("kpad_status"),
+        cpu_s=server.cpu_seconds(),
+        load=host_load(),
     )
 
 
@@ -120,6 +125,17 @@ def cpu_columns(trace: PassTrace, before: Reading, after: Reading) -> dict[str, 
     if min(shares) < 0:  # a process is gone, and its CPU seconds with it
         return {}
     return {"front_end_cpu_share": shares[0], "engine_cpu_share": shares[1]}
+
+
+def other_columns(before: Reading, after: Reading) -> dict[str, Any]:
+    """CPU time that neither the server's processes nor the client used."""
+    if before.cpu_s is None or after.cpu_s is None:
+        return {}
+    used = [new - old for old, new in zip(before.cpu_s, after.cpu_s, strict=True)]
+    share = other_cpu_share(before.load, after.load, sum(used) if min(used) >= 0 else None)
+    if share is None or after.load is None:
+        return {}
+    return {"other_cpu_share": share, "other_cpu_host_share": share / after.load.n_cpus}
 
 
 def affinity_columns(affinity: Affinity | None) -> dict[str, Any]:

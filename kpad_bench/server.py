@@ -141,6 +141,8 @@ class Server:
             raise HostError(
                 f"processes {', '.join(left)} of the server do not end; stop them, then run again"
             )
+        if os.path.lexists(self.folder):
+            raise HostError(f"{self.folder}: the socket folder of the server cannot be removed; remove it")
 
     def _signal(self, number: int) -> None:
         for process in self.members():

@@ -9,9 +9,9 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from kpad_bench import gpu
 from kpad_bench.config import Thresholds
@@ -28,6 +28,18 @@ class Sample:
 
     at_ns: int
     gpus: tuple[Moment, ...]
+
+
+class Span(Protocol):
+    """A pass, as times of the monotonic clock."""
+
+    @property
+    def start_ns(self) -> int:
+        """First request out."""
+
+    @property
+    def end_ns(self) -> int:
+        """Last answer in."""
 
 
 @dataclass
@@ -78,38 +90,39 @@ class Watch:
             self._begun.set()
 
 
-def gpu_columns(samples: Sequence[Sample], start_ns: int, end_ns: int) -> dict[str, Any]:
+def gpu_columns(watch: Watch, start_ns: int, end_ns: int) -> dict[str, Any]:
     """Columns of a pass from the samples around it; those within it count, or all where none is."""
-    inside = [one for one in samples if start_ns <= one.at_ns <= end_ns] or list(samples)
+    samples = list(watch.samples)
+    inside = _inside(samples, start_ns, end_ns)
     if not inside:
-        return {}
-    power_w = [_sum(moment.power_w for moment in one.gpus) for one in inside]
+        return {"gpu_indices": list(watch.indices) or None}
+    every = [moment for one in inside for moment in one.gpus]
+    used = [moment.memory_used for moment in every if moment.memory_used is not None]
+    temperatures = [moment.temperature_c for moment in every if moment.temperature_c is not None]
+    power_w = _mean([_sum([moment.power_w for moment in one.gpus]) for one in inside])
     throttle = throttle_shares(samples, start_ns, end_ns)
-    used = _known(moment.memory_used for one in inside for moment in one.gpus)
-    temperatures = _known(moment.temperature_c for one in inside for moment in one.gpus)
     return {
+        "gpu_indices": list(watch.indices),
         "gpu_samples": len(inside),
-        **_spread("gpu_clock_mhz", [moment.sm_clock_mhz for one in inside for moment in one.gpus]),
-        **_spread("gpu_memory_clock_mhz", [moment.memory_clock_mhz for one in inside for moment in one.gpus]),
-        "gpu_power_w_mean": _mean(power_w),
-        "gpu_energy_j": energy_j(samples, start_ns, end_ns, _mean(power_w)),
+        **_spread("gpu_clock_mhz", [moment.sm_clock_mhz for moment in every]),
+        **_spread("gpu_memory_clock_mhz", [moment.memory_clock_mhz for moment in every]),
+        "gpu_power_w_mean": power_w,
+        "gpu_energy_j": energy_j(samples, start_ns, end_ns, power_w),
         "gpu_temperature_c_max": float(max(temperatures)) if temperatures else None,
         "gpu_memory_gib_max": max(used) / GIB if used else None,
-        "throttle_reasons": None if throttle is None else sorted(throttle),
+        "throttle_reasons": None if throttle is None else list(throttle),
     }
 
 
 def throttle_shares(samples: Sequence[Sample], start_ns: int, end_ns: int) -> dict[str, float] | None:
     """Reason -> share of the samples in which it held some GPU back; None where NVML does not tell."""
-    inside = [one for one in samples if start_ns <= one.at_ns <= end_ns] or list(samples)
-    told = [[moment.throttle for moment in one.gpus if moment.throttle is not None] for one in inside]
+    moments = [one.gpus for one in _inside(samples, start_ns, end_ns)]
+    told = [[one.throttle for one in each if one.throttle is not None] for each in moments]
     told = [each for each in told if each]
     if not told:
         return None
     reasons = sorted({reason for each in told for one in each for reason in one})
-    return {
-        reason: sum(any(reason in one for one in each) for each in told) / len(told) for reason in reasons
-    }
+    return {name: sum(any(name in one for one in each) for each in told) / len(told) for name in reasons}
 
 
 def energy_j(
@@ -132,32 +145,36 @@ def energy_j(
     return total_j
 
 
-def flags(
-    columns: Mapping[str, Any], throttle: Mapping[str, float] | None, thresholds: Thresholds
-) -> tuple[dict[str, Any], list[str]]:
-    """Columns ``throttled`` and ``disturbed``, null where nobody knows; and what they rest on, in words."""
-    slow = {
-        reason: share for reason, share in (throttle or {}).items() if reason in thresholds.throttle_reasons
-    }
+def flagged(columns: Mapping[str, Any], watch: Watch, trace: Span, thresholds: Thresholds) -> dict[str, Any]:
+    """``throttled`` and ``disturbed``, null where nobody knows; ``warnings`` with what they rest on."""
+    throttle = throttle_shares(list(watch.samples), trace.start_ns, trace.end_ns)
+    slow = {name: share for name, share in (throttle or {}).items() if name in thresholds.throttle_reasons}
     others, limit = columns.get("other_cpu_share"), thresholds.other_cpu_share
-    found = {
-        "throttled": None if throttle is None else bool(slow),
-        "disturbed": None if others is None else others > limit,
-    }
-    warnings = []
+    is_disturbed = None if others is None else others > limit
+    warnings = list(columns.get("warnings") or [])
     if slow:
-        shown = ", ".join(f"{reason} in {share:.0%} of the samples" for reason, share in slow.items())
+        shown = ", ".join(f"{name} in {share:.0%} of the samples" for name, share in slow.items())
         warnings.append(f"throttled: GPU clocks were held back in the pass ({shown})")
-    if found["disturbed"]:
+    if is_disturbed:
         warnings.append(
             f"disturbed: other processes kept {others:.2f} CPUs busy in the pass, above "
             f"thresholds.other_cpu_share {limit:g}"
         )
-    return found, warnings
+    if watch.is_silent:
+        warnings.append(f"NVML did not answer within {watch.answer_s:g} s: GPU columns are null or of a part")
+    return {
+        "throttled": None if throttle is None else bool(slow),
+        "disturbed": is_disturbed,
+        "warnings": warnings,
+    }
+
+
+def _inside(samples: Sequence[Sample], start_ns: int, end_ns: int) -> list[Sample]:
+    return [one for one in samples if start_ns <= one.at_ns <= end_ns] or list(samples)
 
 
 def _spread(name: str, values: Sequence[int | None]) -> dict[str, float | None]:
-    known = _known(values)
+    known = [value for value in values if value is not None]
     if not known:
         return {f"{name}_min": None, f"{name}_mean": None, f"{name}_max": None}
     return {
@@ -167,15 +184,10 @@ def _spread(name: str, values: Sequence[int | None]) -> dict[str, float | None]:
     }
 
 
-def _known(values: Iterator[int | None] | Sequence[int | None]) -> list[int]:
-    return [value for value in values if value is not None]
-
-
-def _sum(values: Iterator[float | None]) -> float | None:
+def _sum(values: Sequence[float | None]) -> float | None:
     """None where one of them is."""
-    every = list(values)
-    known = [value for value in every if value is not None]
-    return sum(known) if known and len(known) == len(every) else None
+    known = [value for value in values if value is not None]
+    return sum(known) if known and len(known) == len(values) else None
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kpad_bench.argv import suffix_settings
+from kpad_bench.attempts import Measured, keep_undisturbed
 from kpad_bench.bootlog import graph_downgrade
 from kpad_bench.cells import Cell
 from kpad_bench.config import Arm, Load, Resolved
@@ -21,6 +22,7 @@ from kpad_bench.doubts import plan_doubts, row_doubts
 from kpad_bench.drive import Limits, Target, run, run_pass, with_endpoint
 from kpad_bench.drive import Progress as PassProgress
 from kpad_bench.errors import ServerError
+from kpad_bench.gpu import server_gpus
 from kpad_bench.launch import shown_argv, shown_env
 from kpad_bench.loops import loop_share
 from kpad_bench.metrics import request_rows, trial_columns
@@ -35,6 +37,7 @@ from kpad_bench.reading import (
     deltas_of,
     front_end_steps,
     has_graphs,
+    other_columns,
     raw_files,
     read,
     server_columns,
@@ -47,6 +50,7 @@ from kpad_bench.schema import FAILED, INVALID, SCHEMA_VERSION
 from kpad_bench.slots import Beside
 from kpad_bench.store import RunFolder
 from kpad_bench.stream import PassTrace
+from kpad_bench.telemetry import Watch, flagged, gpu_columns
 from kpad_bench.verdict import Evidence, verdict
 from kpad_bench.warmup import WarmUp
 
@@ -74,7 +78,23 @@ class TrialRunner:
     def run(
         self, block_id: str, boot: Boot, trial: Trial, server: AnyServer, warm_up: WarmUp
     ) -> dict[str, Any]:
-        """One trial, stored. Returns its row; ``server`` may be dead afterwards."""
+        """One trial, stored. Returns its row; ``server`` may be dead afterwards.
+
+        A throttled or disturbed one is measured again where the configuration says so and the caches can
+        be emptied.
+        """
+
+        def measure() -> Measured:
+            return self._attempt(block_id, boot, trial, server, warm_up)
+
+        n_more = 0 if server.is_attached else self.resolved.config.thresholds.repeat_disturbed
+        row = keep_undisturbed(measure, self.folder.write_trial, n_more, self.progress.note)
+        self.progress.ended(trial, row)
+        return row
+
+    def _attempt(
+        self, block_id: str, boot: Boot, trial: Trial, server: AnyServer, warm_up: WarmUp
+    ) -> Measured:
         started_at, others = dt.datetime.now(dt.UTC), self.beside.watch()
         outcome, requests, raw = self._measure(trial, server, warm_up)
         outcome["neighbours"] = neighbours = self.beside.since(others)
@@ -85,9 +105,7 @@ class TrialRunner:
         row = (
             self._base(block_id, boot, trial) | {"started_at": started_at} | server_columns(server) | outcome
         )
-        self.folder.write_trial(row, [self._ids(trial) | r for r in requests], raw)
-        self.progress.ended(trial, row)
-        return row
+        return Measured(row, [self._ids(trial) | one for one in requests], raw)
 
     def save_failure(
         self, block_id: str, boot: Boot, trial: Trial, failure: Mapping[str, Any]
@@ -115,12 +133,15 @@ class TrialRunner:
         fillers = self._fillers(server, cell) if load.fill else []
         warm_up_prompts = warm_up.take(corpus, load.n_warmup)
         cache_state = self._prepare(server, target, cell, warm_up_prompts, limits)
-        before = read(server)
-        self.progress.passing(trial)
-        trace = self._pass(target, prompts, load, fillers, limits)
+        with Watch(self._gpus(cell, server)) as watch:
+            before = read(server)
+            self.progress.passing(trial)
+            trace = self._pass(target, prompts, load, fillers, limits)
         after = settled(server, before, trace)
         outcome = self._judge(trial, server, trace, before, after)
         outcome["cache_state"] = cache_state
+        outcome |= gpu_columns(watch, trace.start_ns, trace.end_ns) | other_columns(before, after)
+        outcome |= flagged(outcome, watch, trace, self.resolved.config.thresholds)
         mode = (after.status or [{}])[0].get("cudagraph_mode")
         outcome["warnings"] = [
             *self._doubts(cell, server, outcome, mode),
@@ -128,6 +149,12 @@ class TrialRunner:
             *(outcome.get("warnings") or []),
         ]
         return outcome, request_rows(trace, save_text=self.save_text), raw_files(before, after)
+
+    def _gpus(self, cell: Cell, server: AnyServer) -> tuple[int, ...]:
+        """The GPUs of a server that we started; nobody knows those of another one."""
+        if server.is_attached or self.resolved.config.server.platform != "cuda":
+            return ()
+        return server_gpus(server.env, self.resolved.models[cell.model].tensor_parallel)
 
     def _fillers(self, server: AnyServer, cell: Cell) -> list[Prompt]:
         """Prompts that no pass of this load measures, at most as many as it measures; those that fit."""

@@ -20,7 +20,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 KEYS = {"unit", "better", "formula", "null", "vllm", "guidellm", "aiperf"}
 NUMBERS = ("int", "float", "bool", "ints")
 #: Numbers that describe and are not measured.
-GIVEN = {"server_rc", "capture_sizes", "gpu_count", "smt"}
+GIVEN = {"server_rc", "capture_sizes", "gpu_count", "gpu_indices", "gpu_samples", "smt"}
 SECTIONS: dict[str, tuple[str, tuple[schema.Column, ...]]] = {
     "outcome": ("Outcome", (*schema.OUTCOME, *(c for c in schema.WHO if c.name == "duration_s"))),
     "speed": ("Speed", schema.SPEED),

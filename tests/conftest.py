@@ -27,7 +27,10 @@ from kpad_bench.sweep import Options, run_sweep
 CORPORA = ("humaneval-a", "humaneval-b")
 DEADLINE_S = 30.0
 #: Nothing about the client or the front end follows from a busy test machine.
-RELAXED = {"client_cpu_share": 1e3, "loop_lag_p99_ms": 1e6, "front_end_cpu_share": 1e3, "low_disk_gb": 0.0}
+RELAXED = {
+    **{"client_cpu_share": 1e3, "loop_lag_p99_ms": 1e6, "front_end_cpu_share": 1e3},
+    **{"other_cpu_share": 1e3, "low_disk_gb": 0.0},
+}
 
 
 def until(what: str, check: Callable[[], Any]) -> Any:
