@@ -234,6 +234,19 @@ def holders(indices: Iterable[int]) -> list[Holder]:
     return [one for index, handle in nvml.handles() if index in wanted for one in nvml.holders(index, handle)]
 
 
+def memory_used(indices: Iterable[int]) -> dict[int, int]:
+    """Bytes in use on these GPUs, by index; a GPU that does not tell is left out."""
+    nvml, wanted = connect(), set(indices)
+    if nvml is None:
+        return {}
+    found = {
+        index: nvml.ask("nvmlDeviceGetMemoryInfo", handle)
+        for index, handle in nvml.handles()
+        if index in wanted
+    }
+    return {index: int(memory.used) for index, memory in found.items() if memory is not None}
+
+
 def server_gpus(env: Mapping[str, str], n_gpus: int) -> tuple[int, ...]:
     """Indices of the GPUs that a server of this environment uses: the first ``n_gpus`` it can see."""
     return tuple(visible(env.get("CUDA_VISIBLE_DEVICES"), devices())[:n_gpus])

@@ -30,7 +30,7 @@ class GpuMemory:
     def now(cls, indices: Iterable[int], wait: Callable[[float], None] = time.sleep) -> GpuMemory:
         """As it is now on these GPUs."""
         wanted = set(indices)
-        return cls(_used(wanted) if wanted else {}, wait)
+        return cls(gpu.memory_used(wanted) if wanted else {}, wait)
 
     def require_back(self) -> None:
         """Return as soon as no more is in use than before, give or take a GiB.
@@ -48,14 +48,9 @@ class GpuMemory:
         """GPU -> GiB more than before; a GPU that does not tell is left out."""
         if not self.before:
             return {}
-        now = _used(set(self.before))
+        now = gpu.memory_used(self.before)
         more = {index: (now[index] - self.before[index]) / GIB for index in now if index in self.before}
         return {index: gib for index, gib in more.items() if gib > SLACK_GIB}
-
-
-def _used(wanted: set[int]) -> dict[int, int]:
-    found = ((one.index, one.memory_used) for one in gpu.devices() if one.index in wanted)
-    return {index: used for index, used in found if used is not None}
 
 
 def _told(left: Mapping[int, float]) -> str:
