@@ -16,6 +16,7 @@ from kpad_bench import (
     __version__,
     cli_complete,
     cli_corpora,
+    cli_doctor,
     cli_export,
     cli_models,
     cli_nightly,
@@ -38,6 +39,7 @@ app = typer.Typer(
 )
 app.add_typer(cli_models.app, name="models")
 app.add_typer(cli_corpora.app, name="corpora")
+app.command(epilog=guide("doctor"))(cli_doctor.doctor)
 app.command(epilog=guide("report"))(cli_report.report)
 app.command(epilog=guide("nightly"))(cli_nightly.nightly)
 app.command(epilog=guide("export"))(cli_export.export)

@@ -74,6 +74,10 @@ STEPS = {
     "verify": Step(
         "kpad-bench verify --config quickstart --k 4,8", "kpad-bench sweep, to measure what padding gains."
     ),
+    "doctor": Step(
+        "kpad-bench doctor --config nightly-dgx-b200 --out /data/results",
+        "mend the failures, each by its ->; then kpad-bench sweep with the same --config and --out.",
+    ),
     "export": Step(
         "kpad-bench export results/default --format prometheus --out /var/lib/node_exporter/kpad_bench.prom",
         "the other tool reads what was written; docs/export.md says what each key and metric means.",

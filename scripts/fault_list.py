@@ -38,8 +38,8 @@ class Fault:
     """One fault. ``told``: what the first fake does. ``config``: laid over the lab's, one level deep.
 
     ``act`` runs the command in another way than to its end; it gives the exit status, and may say what is
-    left that is not ours. ``where``: where it is noticed, if neither row nor status tell. ``kept``: files that
-    must be there in the end, and what the table calls them.
+    left that is not ours. ``where``: where it is noticed, if neither row nor status tell. ``kept``: files
+    that must be there in the end, and what the table calls them.
     """
 
     name: str

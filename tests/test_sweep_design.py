@@ -46,7 +46,7 @@ class Paper:
             return ServerError(cause, "the line that shows it")
 
         class Server:
-            is_dead, earlier = False, ()
+            is_dead, is_attached, earlier = False, False, ()
 
             def stop(self) -> None:
                 """Nothing runs."""
