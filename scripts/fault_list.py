@@ -96,7 +96,7 @@ def describe(code: int, rows: list[dict[str, Any]], lab: Lab) -> tuple[str, str,
 
 
 #: What ends a run without a row, by its exit status, and where that is noticed.
-ENDS = {-signal.SIGKILL: "the next start", 130: "the signal", 4: "the write of a row"}
+ENDS = {-signal.SIGKILL: "the next start", 130: "the signal", 2: "the configuration", 4: "the write of a row"}
 
 
 def where_of(row: Mapping[str, Any], lab: Lab) -> str:
@@ -260,7 +260,7 @@ FAULTS = (
     Fault("little disk is left", config={"thresholds": {"low_disk_gb": 1e9}}),
     Fault("a part is truncated", act=truncated, kept=("set_aside/*", "the part, in `set_aside/`")),
     Fault("the clock jumps", act=jumping_clock, where="not met"),
-    Fault("a CPU set that does not exist", config={"cpus": {"server": "9000-9001"}}),
+    Fault("a CPU set that does not exist", config={"cpus": {"server": "4000-4001"}}),
     Fault("the plugin cannot be imported", {"no_plugin": True}),
     Fault("the plugin refuses this vLLM", fails(PLUGIN)),
     Fault("a second harness on the results folder", act=two_at_once, where="the lock of the folder"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,7 +91,7 @@ def test_a_lost_node_and_a_killed_driver_lose_nothing_that_was_finished(lab: Lab
     lost = until("the loss has rows", lambda: [r for r in finished(lab) if r["reason"] == "node_lost"])
     assert {row["slot"] for row in lost} == {"node-1"}
     assert "node-1" in lost[0]["detail"]
-    before = until("more is measured", lambda: ok_of(lab) if len(ok_of(lab)) >= 20 else None)
+    before = until("a block is whole", lambda: rows if wholes(rows := ok_of(lab)) else None)
     first.kill()
     first.wait()
     until("servers of a dead driver are gone", lambda: lab.living() == {})
@@ -103,15 +103,20 @@ def test_a_lost_node_and_a_killed_driver_lose_nothing_that_was_finished(lab: Lab
     assert {row["status"] for row in rows} == {"ok"}
     assert all(len(nodes) == 1 for nodes in places(rows).values())
     kept = {row["trial_id"]: row["started_at"] for row in rows}
-    whole = {block for block in places(before) if sum(row["block_id"] == block for row in before) == 10}
-    assert whole
-    assert all(kept[row["trial_id"]] == row["started_at"] for row in before if row["block_id"] in whole)
+    assert all(
+        kept[row["trial_id"]] == row["started_at"] for row in before if row["block_id"] in wholes(before)
+    )
     assert "node_lost" in {row["reason"] for row in lab.superseded()}
 
 
 def finished(lab: Lab) -> list[dict]:
     """Rows so far; none before there is a run."""
     return lab.rows() if list(lab.out.glob("*/*/manifest.json")) else []
+
+
+def wholes(rows: list[dict]) -> set[str]:
+    """Blocks of which all ten trials are there."""
+    return {block for block, n in Counter(row["block_id"] for row in rows).items() if n == 10}
 
 
 def ok_of(lab: Lab) -> list[dict]:
