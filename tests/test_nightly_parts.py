@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -335,3 +340,33 @@ def a_summary(**changes):
     from datetime import UTC, datetime
 
     return Summary("s", "h", datetime(2026, 12, 1, tzinfo=UTC), 36000.0, **changes)
+
+
+# --- the script and the units
+
+SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
+
+
+def test_the_script_of_a_timer_starts_a_night(tmp_path: Path) -> None:
+    """From any folder, with the shipped configuration unless another is named; at most 20 lines."""
+    script = SCRIPTS / "nightly.sh"
+    told = tmp_path / "kpad-bench"
+    told.write_text('#!/bin/sh\necho "$TZ" "$@"\n')
+    told.chmod(0o755)
+    copy = tmp_path / "project" / "scripts" / script.name
+    copy.parent.mkdir(parents=True)
+    shutil.copy(script, copy)
+    env = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(
+        [copy, "--budget", "1h"], env=env, cwd="/", capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout == "UTC nightly --config nightly-dgx-b200 --progress plain --budget 1h\n"
+    assert len(script.read_text().splitlines()) <= 20
+
+
+def test_the_units_name_what_is_there() -> None:
+    """The service starts that script, the timer's time is UTC, and Ctrl-C is how a night is stopped."""
+    units = {path.suffix: path.read_text() for path in (SCRIPTS / "systemd").iterdir()}
+    assert "ExecStart=/opt/kpad-bench/scripts/nightly.sh --budget" in units[".service"]
+    assert "KillSignal=SIGINT\n" in units[".service"]
+    assert re.search(r"^OnCalendar=.* UTC$", units[".timer"], re.MULTILINE)
