@@ -7,7 +7,6 @@ host error ends the sweep with every finished trial on disk; a bug stops loudly.
 from __future__ import annotations
 
 import contextlib
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,8 +21,7 @@ from kpad_bench.corpus import open_together
 from kpad_bench.corpus_fit import check_fit
 from kpad_bench.errors import EXIT_OK, EXIT_TRIALS_FAILED, UsageError
 from kpad_bench.host import results_lock, terminable, utc_now
-from kpad_bench.hostcpu import format_cpu_list
-from kpad_bench.launch import pinned, without_secrets
+from kpad_bench.launch import without_secrets
 from kpad_bench.locks import gpu_set
 from kpad_bench.plan import Block, Plan, Trial, make_plan, planned_doubts
 from kpad_bench.progress import Progress, Style, make_progress
@@ -63,17 +61,15 @@ def run_sweep(resolved: Resolved, options: Options) -> int:
     check_fit(resolved, corpora.values())
     with contextlib.ExitStack() as stack:
         if options.ray is None:
-            venue = this_host(resolved, plan, options.attach)
+            venue = stack.enter_context(this_host(resolved, plan, options.attach))
         else:
             digests = {name: corpus.digest for name, corpus in corpora.items()}
             venue = stack.enter_context(ray_cluster(resolved, digests, options.out, options.ray))
-        stack.enter_context(pinned(venue.client_cpus))
         progress = stack.enter_context(make_progress(options.progress))
         stack.enter_context(results_lock(options.out))
         stack.enter_context(gpu_set(venue.gpus))
-        facts = {**venue.facts, "client_cpus": format_cpu_list(os.sched_getaffinity(0))}
-        folder = open_run(resolved, plan, options, facts)
-        runner = TrialRunner(resolved, corpora, folder, facts, progress, options.save_text)
+        folder = open_run(resolved, plan, options, venue.facts)
+        runner = TrialRunner(resolved, corpora, folder, venue.facts, progress, options.save_text)
         stack.enter_context(folder.lock())
         stack.enter_context(terminable())
         lanes = stack.enter_context(venue.lanes(runner))

@@ -11,6 +11,7 @@ from typing import Any
 from kpad_bench import provenance
 from kpad_bench.config import Resolved
 from kpad_bench.host import attach_to, expected_vllm, sites_of
+from kpad_bench.launch import pinned
 from kpad_bench.plan import Plan
 from kpad_bench.raycluster import Asked, connected, ready_nodes
 from kpad_bench.raylanes import ray_lanes
@@ -21,30 +22,30 @@ from kpad_bench.trial import TrialRunner
 
 @dataclass(frozen=True)
 class Venue:
-    """``facts``: what rows say of the hosts. ``client_cpus``, ``gpus``: what this process takes for itself.
+    """``facts``: what rows say of the hosts. ``gpus``: what this process takes for itself.
 
     ``has_hosts``: several, so that a block which is resumed may go to another one.
     """
 
     facts: Mapping[str, Any]
     lanes: Callable[[TrialRunner], AbstractContextManager[Lanes]]
-    client_cpus: frozenset[int] | None = None
     gpus: tuple[str, ...] = ()
     has_hosts: bool = False
 
 
-def this_host(resolved: Resolved, plan: Plan, attach: str | None) -> Venue:
-    """This host, its slots, or the server at a URL. Raises HostError for what is not there."""
+@contextmanager
+def this_host(resolved: Resolved, plan: Plan, attach: str | None) -> Iterator[Venue]:
+    """This host, its slots, or the server at a URL; this process is on the client's CPUs until it ends.
+
+    Raises HostError for what is not there.
+    """
     attached = None if attach is None else attach_to(attach, resolved, plan)
     expected = expected_vllm(resolved, attached)
     sites = sites_of(resolved, attached)
-    facts = provenance.host_facts() | {"vllm_version": expected}
-    return Venue(
-        facts,
-        lambda runner: lanes_on(sites, runner, attached),
-        None if resolved.config.slots else sites[0].client_cpus,
-        () if attached else tuple(gpus_of(resolved, facts["gpu_count"])),
-    )
+    with pinned(None if resolved.config.slots else sites[0].client_cpus):
+        facts = provenance.host_facts() | {"vllm_version": expected}
+        gpus = () if attached else tuple(gpus_of(resolved, facts["gpu_count"]))
+        yield Venue(facts, lambda runner: lanes_on(sites, runner, attached), gpus)
 
 
 @contextmanager
