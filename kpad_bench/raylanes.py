@@ -33,6 +33,8 @@ from kpad_bench.trial import TrialRunner, failed_row
 
 #: How long to listen to actors before what they told is shown.
 LISTEN_S = 0.5
+#: The cluster may hear of an actor's death before it hears of its host's.
+LOSS_S = 5.0
 #: How long an actor of a driver that was killed may still be at a block.
 DYING_S = 60.0
 #: A share of a host's custom resource, so that all its slots may hold one.
@@ -136,7 +138,7 @@ class RayLanes:
     def _bury(self, lane: Lane, job: BlockJob, error: Exception) -> Done:
         """Rows for what an actor that died, or its host, has left undone."""
         lane.actor = None
-        is_there = any(n["Alive"] and n["NodeID"] == lane.node.node_id for n in self.ray.nodes())
+        is_there = self._stays(lane.node)
         if not is_there:
             self.sites.remove(lane.site)
             self.runner.progress.note(f"warning: host {lane.node.name} is lost; its blocks go to the others")
@@ -144,6 +146,15 @@ class RayLanes:
             self._rows(lane, job, "node_lost", error)
             raise HostError("--executor ray: every host of the cluster is lost; run the same command again")
         return Done(lane.site, job, self._rows(lane, job, "client_died" if is_there else "node_lost", error))
+
+    def _stays(self, node: Node) -> bool:
+        """Whether the host of an actor that died is still there when the cluster has had time to look."""
+        deadline = time.monotonic() + LOSS_S
+        while any(one["Alive"] and one["NodeID"] == node.node_id for one in self.ray.nodes()):
+            if time.monotonic() > deadline:
+                return True
+            time.sleep(LISTEN_S)
+        return False
 
     def _rows(self, lane: Lane, job: BlockJob, reason: str, error: Exception) -> list[Row]:
         """What was saved counts; the rest failed, with a reason."""

@@ -33,14 +33,14 @@ RELAXED = {
 }
 
 
-def until(what: str, check: Callable[[], Any]) -> Any:
+def until(what: str, check: Callable[[], Any], within_s: float = DEADLINE_S) -> Any:
     """Poll until the check gives something true; its value."""
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         if value := check():
             return value
         time.sleep(0.02)
-    raise AssertionError(f"not in {DEADLINE_S:g} s: {what}")
+    raise AssertionError(f"not in {within_s:g} s: {what}")
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:

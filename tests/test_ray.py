@@ -86,12 +86,14 @@ def test_a_lost_node_and_a_killed_driver_lose_nothing_that_was_finished(lab: Lab
     lab.set(arms=["van", "suf@8", "kpad"], k=[4, 6, 8], corpora=list(CORPORA), rounds=6, isolation="reset")
     ray_options = ("--executor", "ray", "--ray-address", hosts.asked.address, "--ray-resource", "bench")
     first = lab.command(*ray_options)
-    until("trials are measured", lambda: len(finished(lab)) >= 6)
+    until("trials are measured", lambda: len(finished(lab)) >= 6, RESUMED_S)
     hosts.cluster.remove_node(hosts.nodes[1], allow_graceful=False)
-    lost = until("the loss has rows", lambda: [r for r in finished(lab) if r["reason"] == "node_lost"])
+    lost = until(
+        "the loss has rows", lambda: [r for r in finished(lab) if r["reason"] == "node_lost"], RESUMED_S
+    )
     assert {row["slot"] for row in lost} == {"node-1"}
     assert "node-1" in lost[0]["detail"]
-    before = until("a block is whole", lambda: rows if wholes(rows := ok_of(lab)) else None)
+    before = until("a block is whole", lambda: rows if wholes(rows := ok_of(lab)) else None, RESUMED_S)
     first.kill()
     first.wait()
     until("servers of a dead driver are gone", lambda: lab.living() == {})
