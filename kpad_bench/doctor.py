@@ -11,7 +11,7 @@ from pathlib import Path
 from kpad_bench import doctor_cpu, doctor_data, doctor_gpu, doctor_host, doctor_software
 from kpad_bench.config import Resolved
 from kpad_bench.corpus import planned_digests
-from kpad_bench.doctor_finding import Check, Finding, run
+from kpad_bench.doctor_finding import Finding, run
 from kpad_bench.plan import make_plan
 
 __all__ = ["Finding", "as_json", "as_text", "examine"]
@@ -27,15 +27,11 @@ def examine(resolved: Resolved, out: Path) -> list[Finding]:
     found = [
         *doctor_software.checks(resolved, software),
         *doctor_gpu.checks(resolved, lambda: doctor_gpu.Gpus.here(visible, software.torch_cuda)),
-        *_cpu(resolved),
+        *doctor_cpu.checks(resolved, doctor_cpu.CpuFacts.here()),
         *doctor_host.checks(resolved, out, host, _n_trials(resolved)),
         *doctor_data.checks(resolved, host.env),
     ]
     return run(found)
-
-
-def _cpu(resolved: Resolved) -> list[Check]:
-    return doctor_cpu.checks(resolved, doctor_cpu.CpuFacts.here())
 
 
 def _n_trials(resolved: Resolved) -> int:

@@ -12,6 +12,7 @@ from kpad_bench.cpusets import CpuSet, HostCpus, keep_apart, require_cpus
 from kpad_bench.doctor_finding import Check, Finding, failure, of_error, ok, warning
 from kpad_bench.errors import KpadError
 from kpad_bench.hostcpu import format_cpu_list
+from kpad_bench.topology import text_of
 
 
 @dataclass(frozen=True)
@@ -37,14 +38,14 @@ def governors(root: Path) -> dict[str, frozenset[int]]:
     found: dict[str, set[int]] = {}
     for path in (root / "devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor"):
         number = path.parent.parent.name.removeprefix("cpu")
-        if number.isdecimal() and (text := _text(path)):
+        if number.isdecimal() and (text := text_of(path)):
             found.setdefault(text, set()).add(int(number))
     return {name: frozenset(cpus) for name, cpus in found.items()}
 
 
 def numa_balancing(proc: Path) -> bool | None:
     """Whether automatic NUMA balancing is on."""
-    text = _text(proc / "sys/kernel/numa_balancing")
+    text = text_of(proc / "sys/kernel/numa_balancing")
     return None if text is None else text != "0"
 
 
@@ -141,10 +142,3 @@ def _governor(resolved: Resolved, here: CpuFacts) -> Iterator[Finding]:
         )
     else:
         yield ok(name, "performance")
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
-        return None

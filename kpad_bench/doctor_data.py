@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from kpad_bench.config import Resolved
-from kpad_bench.corpus import FrozenCorpus, open_frozen, open_together
+from kpad_bench.corpus import FrozenCorpus, open_frozen
 from kpad_bench.corpus_fit import check_fit
 from kpad_bench.doctor_finding import Check, Finding, failure, of_error, ok, warning
 from kpad_bench.errors import KpadError
@@ -79,7 +79,7 @@ def _corpora(resolved: Resolved) -> Iterator[Finding]:
             yield from of_error(f"corpus {name}", error, f"kpad-bench corpora freeze {name}")
     if len(opened) == len(resolved.corpora):
         try:
-            check_fit(resolved, open_together(resolved.corpora).values())
+            check_fit(resolved, opened.values())
             yield ok("tokenizers", "the locks of the corpora cover every model")
         except KpadError as error:
             yield from of_error("tokenizers", error)

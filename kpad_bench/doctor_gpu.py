@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from kpad_bench import gpu
 from kpad_bench.config import ModelEntry, Resolved
-from kpad_bench.doctor_finding import Check, Finding, failure, ok, warning
+from kpad_bench.doctor_finding import Check, Finding, failure, ok, run, warning
 from kpad_bench.gpu import GIB, Device, Holder
 from kpad_bench.hostcpu import format_cpu_list
 
@@ -54,15 +54,10 @@ def checks(resolved: Resolved, here: Callable[[], Gpus]) -> list[Check]:
     """All of this subject; one line where a sweep needs no GPU, or where there is none."""
     if resolved.config.server.platform != "cuda":
         return [Check("gpus", lambda: [ok("gpus", "none needed (server.platform: cpu)")])]
-    try:
-        found = here()
-    except Exception as error:  # noqa: BLE001 told as any check that breaks
-        caught = error
+    return [Check("gpus", lambda: run(_of_gpus(resolved, here())))]
 
-        def broken() -> list[Finding]:
-            raise caught
 
-        return [Check("gpus", broken)]
+def _of_gpus(resolved: Resolved, found: Gpus) -> list[Check]:
     if not found.devices:
         return [Check("gpus", lambda: [_none(resolved, found)])]
     used = used_devices(resolved, found)

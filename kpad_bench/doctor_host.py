@@ -15,7 +15,6 @@ from kpad_bench import storage
 from kpad_bench.config import Resolved
 from kpad_bench.configfile import cache_dir
 from kpad_bench.doctor_finding import Check, Finding, failure, ok, warning
-from kpad_bench.errors import KpadError
 from kpad_bench.hubcache import hub_cache
 from kpad_bench.launch import runtime_dir, socket_in
 from kpad_bench.locks import read_owner
@@ -170,9 +169,6 @@ def _socket() -> Iterator[Finding]:
         yield failure(
             "socket", f"{error.filename}: {error.strerror}", "set TMPDIR to a folder that can be written to"
         )
-    except KpadError as error:
-        what, _, way = str(error).rpartition("; ")
-        yield failure("socket", what, way)
 
 
 def _variables(here: HostFacts) -> Iterator[Finding]:

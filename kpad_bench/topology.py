@@ -43,7 +43,7 @@ class Topology:
             about = folder / f"cpu{cpu}" / "topology"
             if threads := next(filter(None, (_cpu_list(about / name) for name in _SIBLINGS)), None):
                 siblings[cpu] = frozenset(threads) | {cpu}
-            socket = _text(about / "physical_package_id")
+            socket = text_of(about / "physical_package_id")
             if socket is not None and socket.isdecimal():  # -1 where the firmware does not say
                 sockets[cpu] = int(socket)
         unknown = frozenset(online - siblings.keys())
@@ -94,7 +94,7 @@ def cgroup_cpus(proc: Path = Path("/proc/self"), root: Path = Path("/sys/fs/cgro
     A group without a cpuset of its own has its parent's; in a container, where the path may not exist, the
     root's.
     """
-    for line in (_text(proc / "cgroup") or "").splitlines():
+    for line in (text_of(proc / "cgroup") or "").splitlines():
         number, controllers, path = line.split(":", 2)
         is_v2 = number == "0" and not controllers
         if not is_v2 and "cpuset" not in controllers.split(","):
@@ -113,15 +113,16 @@ def cgroup_cpus(proc: Path = Path("/proc/self"), root: Path = Path("/sys/fs/cgro
 
 def _has_smt(folder: Path, siblings: Mapping[int, frozenset[int]]) -> bool | None:
     """Whether some core runs more than one thread: as the kernel says, else as the lists do."""
-    said = {"1": True, "0": False}.get(_text(folder / "active") or "")
-    if said is None and _text(folder / "control") in ("off", "forceoff", "notsupported", "notimplemented"):
+    said = {"1": True, "0": False}.get(text_of(folder / "active") or "")
+    if said is None and text_of(folder / "control") in ("off", "forceoff", "notsupported", "notimplemented"):
         said = False
     if said is None and siblings:
         said = any(len(threads) > 1 for threads in siblings.values())
     return said
 
 
-def _text(path: Path) -> str | None:
+def text_of(path: Path) -> str | None:
+    """What a file of /sys or /proc says; None where it is not there or cannot be read."""
     try:
         return path.read_text(encoding="ascii").strip()
     except (OSError, ValueError):
@@ -130,7 +131,7 @@ def _text(path: Path) -> str | None:
 
 def _cpu_list(path: Path) -> set[int] | None:
     """The CPUs of a file; an empty set for an empty file, None for none and for what is no list."""
-    text = _text(path)
+    text = text_of(path)
     if not text:
         return None if text is None else set()
     try:
