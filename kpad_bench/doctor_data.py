@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 from kpad_bench.config import Resolved
 from kpad_bench.corpus import FrozenCorpus, open_frozen
@@ -56,9 +55,7 @@ def _revisions(resolved: Resolved) -> Iterator[Finding]:
 
 def _terms(resolved: Resolved, env: Mapping[str, str]) -> Iterator[Finding]:
     gated = [tag for tag, entry in resolved.models.items() if entry.gated]
-    home = Path(env.get("HF_HOME", Path(env.get("HOME", "~")).expanduser() / ".cache" / "huggingface"))
-    has_token = bool(env.get("HF_TOKEN")) or (home / "token").is_file()
-    if gated and not has_token:
+    if gated and not env.get("HF_TOKEN"):  # nothing here reads a token from a file
         yield warning(
             "terms", f"gated, and no token is set: {', '.join(gated)}",
             "accept the terms on the models' pages and set HF_TOKEN; only fetching needs it",

@@ -126,9 +126,7 @@ def _caches(resolved: Resolved, here: HostFacts) -> Iterator[Finding]:
 
 
 def _limits(resolved: Resolved, here: HostFacts) -> Iterator[Finding]:
-    load = resolved.config.load
-    open_at_once = max([load.concurrency, *(one.concurrency or 0 for one in load.by_corpus.values())])
-    wanted = 2 * open_at_once + FILES_BESIDE
+    wanted = 2 * resolved.config.load.highest_concurrency() + FILES_BESIDE
     found = f"{here.n_files} open files (ulimit -n), about {wanted} are needed"
     if 0 <= here.n_files < wanted:
         yield failure("open files", found, f"ulimit -n {max(4096, wanted)}, or LimitNOFILE in the unit")

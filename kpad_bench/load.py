@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -89,5 +90,13 @@ class LoadConfig(Load):
 
     def highest_temperature(self) -> float:
         """The hottest of all cells this load may resolve to."""
-        overrides = [*self.by_corpus.values(), *self.by_class.values()]
-        return max([self.temperature, *(o.temperature for o in overrides if o.temperature is not None)])
+        return max(one.temperature for one in self._each() if one.temperature is not None)
+
+    def highest_concurrency(self) -> int:
+        """The most requests that any cell this load may resolve to has open at once."""
+        return max(one.concurrency for one in self._each() if one.concurrency is not None)
+
+    def _each(self) -> Iterator[Load | LoadOverride]:
+        yield self
+        yield from self.by_corpus.values()
+        yield from self.by_class.values()

@@ -18,6 +18,7 @@ from kpad_bench.doctor_gpu import Gpus
 from kpad_bench.doctor_host import HostFacts
 from kpad_bench.doctor_software import Software
 from kpad_bench.errors import HostError
+from kpad_bench.load import LoadConfig
 from kpad_bench.mounts import Mount
 
 GOOD = Software(
@@ -125,6 +126,15 @@ def test_the_rest_of_the_host(quickstart, tmp_path, changes, name, state):
     assert states(doctor_host.checks(quickstart, tmp_path, facts, 1000))[name] == state
 
 
+def test_files_for_the_busiest_class(quickstart, tmp_path):
+    """Models of a class may have more requests open than the others."""
+    config = quickstart.config
+    load = LoadConfig.model_validate(config.load.model_dump() | {"by_class": {"dense": {"concurrency": 500}}})
+    busy = quickstart.model_copy(update={"config": config.model_copy(update={"load": load})})
+    assert states(doctor_host.checks(busy, tmp_path, host(n_files=1024), 1))["open files"] == "failure"
+    assert states(doctor_host.checks(quickstart, tmp_path, host(n_files=1024), 1))["open files"] == "ok"
+
+
 def test_another_harness_is_named(quickstart, tmp_path):
     """By its pid; what a dead one left is no harness."""
     from dataclasses import asdict
@@ -147,6 +157,9 @@ def test_weights_pins_terms_and_prompts(nightly, tmp_path, monkeypatch):
     found = states(doctor_data.checks(nightly, {"HOME": str(tmp_path)}))
     assert found["model DeepSeek-R1"] == found["corpus mbpp"] == "failure"
     assert found["terms"] == "warning"
+    (tmp_path / ".cache" / "huggingface").mkdir(parents=True)
+    (tmp_path / ".cache" / "huggingface" / "token").write_text("of another tool")
+    assert states(doctor_data.checks(nightly, {"HOME": str(tmp_path)}))["terms"] == "warning"
     told = run(doctor_data.checks(nightly, {"HOME": str(tmp_path), "HF_TOKEN": "hf_secret"}))
     assert {one.state for one in told if one.name == "terms"} == {"ok"}
     assert "hf_secret" not in doctor.as_json(told)
