@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from kpad_bench import gpu
 from kpad_bench.config import ModelEntry, Resolved
 from kpad_bench.doctor_finding import Check, Finding, failure, ok, run, warning
-from kpad_bench.gpu import GIB, Device, Holder
+from kpad_bench.gpu import GIB, VLLM_UTILIZATION, Device, Holder
 from kpad_bench.hostcpu import format_cpu_list
 
 #: What ``nightly`` waits for is no reason for it to end: the name of this line.
 MEMORY = "gpu memory"
-#: What vLLM takes of a GPU where nobody says (0.25.1 and 0.32.0).
-VLLM_UTILIZATION = 0.9
 #: Oldest driver branch for a major version of CUDA (NVIDIA, CUDA Compatibility).
 DRIVER_FOR_CUDA = {12: 525, 13: 580}
 #: Reasons that slow a GPU down whatever it does.

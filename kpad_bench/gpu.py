@@ -28,6 +28,8 @@ SLOWING = {
     "reliability": 0x400,
 }
 GIB = 2**30
+#: What vLLM takes of a GPU where nobody says (0.25.1 and 0.32.0).
+VLLM_UTILIZATION = 0.9
 #: nvml.h: NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU, NVML_CLOCK_ID_*
 _SM, _MEMORY, _CORE, _TARGET, _DEFAULT = 1, 2, 0, 1, 2
 _log = logging.getLogger(__name__)

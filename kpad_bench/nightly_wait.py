@@ -14,10 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kpad_bench.config import Resolved
+from kpad_bench.gpu import GIB, VLLM_UTILIZATION
 
-GIB = 2**30
-#: What vLLM takes of a GPU where nobody says (0.25.1 and 0.32.0).
-VLLM_UTILIZATION = 0.9
 POLL_S = 30.0
 
 

@@ -19,9 +19,10 @@ from test_plan import MODEL, SERVER, resolved
 from trial_rows import nights, write_run
 
 from kpad_bench import retention, webhook
+from kpad_bench.gpu import GIB
 from kpad_bench.nightly_alike import compared, like_newest
 from kpad_bench.nightly_summary import MOST_LINES, Summary, span
-from kpad_bench.nightly_wait import GIB, POLL_S, Clock, wait_for_gpus, why_busy
+from kpad_bench.nightly_wait import POLL_S, Clock, wait_for_gpus, why_busy
 from kpad_bench.store import RunFolder
 
 # --- retention
