@@ -11,7 +11,7 @@ import os
 import time
 import traceback
 from collections.abc import Iterator, Mapping, MutableSequence, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -33,8 +33,8 @@ from kpad_bench.trial import TrialRunner, failed_row
 
 #: How long to listen to actors before what they told is shown.
 LISTEN_S = 0.5
-#: The cluster may hear of an actor's death before it hears of its host's.
-LOSS_S = 5.0
+#: The cluster may hear of an actor's death before it hears of its host's, which takes Ray 15 s by default.
+LOSS_S = 20.0
 #: How long an actor of a driver that was killed may still be at a block.
 DYING_S = 60.0
 #: A share of a host's custom resource, so that all its slots may hold one.
@@ -66,6 +66,7 @@ class RayLanes:
     counts: MutableSequence[int] = field(default_factory=list)
     _lanes: dict[str | None, Lane] = field(default_factory=dict)
     _told: Any = None
+    _is_deaf: bool = False
     _ended: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -171,10 +172,19 @@ class RayLanes:
         ]
 
     def _listen(self) -> None:
-        """Show what actors have told."""
-        if self._told is None or not (n_told := self._told.qsize()):
+        """Show what actors have told. Rows do not come this way: without it a sweep is silent, not over."""
+        if self._told is None or self._is_deaf:
             return
-        for what, told in self._told.get_nowait_batch(n_told):
+        try:
+            n_told = self._told.qsize()
+            news = self._told.get_nowait_batch(n_told) if n_told else ()
+        except self.ray.exceptions.RayError as error:
+            self._is_deaf = True
+            self.runner.progress.note(
+                f"warning: progress is no longer shown, blocks go on: {str(error).splitlines()[0]}"
+            )
+            return
+        for what, told in news:
             if what == "ended":
                 self._ended.add(told[0].trial_id)
             getattr(self.runner.progress, what)(*told)
@@ -271,7 +281,10 @@ class Relay(Progress):
         self.told = told
 
     def _tell(self, what: str, *arguments: Any) -> None:
-        self.told.put_nowait((what, arguments))
+        from ray.exceptions import RayError  # noqa: PLC0415 it is there: this runs in a process of Ray's
+
+        with suppress(RayError):  # nobody listens any more, which is no reason to end a block
+            self.told.put_nowait((what, arguments))
 
     def booting(self, boot: Boot) -> None:
         """Told."""

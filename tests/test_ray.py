@@ -6,14 +6,17 @@ import shutil
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import ray
 from conftest import CORPORA, Lab, until
 from ray.cluster_utils import Cluster
+from ray.util.queue import Queue
 
 from kpad_bench.errors import HostError
 from kpad_bench.raycluster import Asked
+from kpad_bench.raylanes import RayLanes, Relay
 from kpad_bench.reduce import best_k, load_rows
 
 N_NODES = 3
@@ -25,7 +28,8 @@ class Hosts:
     """A head and three nodes, which workers of this lab run on."""
 
     def __init__(self) -> None:
-        quick = {"health_check_period_ms": 300, "health_check_failure_threshold": 3}
+        # Six seconds: on a busy machine a living host misses more than a few.
+        quick = {"health_check_period_ms": 300, "health_check_failure_threshold": 20}
         self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "_system_config": quick})
         self.nodes = [self.add(f"node-{number}") for number in range(N_NODES)]
 
@@ -147,6 +151,23 @@ def test_what_a_host_lacks_is_told_before_anything_boots(lab: Lab, hosts: Hosts,
     with pytest.raises(HostError, match=r"tensor_parallel 16.*multi-node backend.*--attach"):
         lab.sweep(ray=Asked(hosts.cluster.address, "bench"))
     assert lab.boots() == []
+
+
+def test_a_sweep_goes_on_when_nobody_can_be_told(hosts: Hosts):
+    """The queue of messages dies: said once on the driver's side, nothing on the host's."""
+    ray.init(address=hosts.asked.address)
+    told, notes = Queue(actor_options={"num_cpus": 0}), []
+    lanes = RayLanes(ray, [], SimpleNamespace(progress=SimpleNamespace(note=notes.append)), None)
+    lanes._told = told
+    Relay(told).note("before")
+    lanes._listen()
+    ray.kill(told.actor)
+    Relay(told).note("nobody hears this")
+    lanes._listen()
+    lanes._listen()
+    assert notes[0] == "before"
+    assert len(notes) == 2
+    assert notes[1].startswith("warning: progress is no longer shown, blocks go on: ")
 
 
 def test_without_a_cluster_the_way_to_one_is_told(lab: Lab, monkeypatch: pytest.MonkeyPatch):
