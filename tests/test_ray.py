@@ -85,6 +85,7 @@ def test_blocks_are_dealt_to_nodes_and_the_result_is_that_of_one_host(lab: Lab, 
     assert tables[0] == tables[1]
 
 
+@pytest.mark.timeout(3 * RESUMED_S)  # sixty trials beside other tests; 70 s on a machine that is free
 def test_a_lost_node_and_a_killed_driver_lose_nothing_that_was_finished(lab: Lab, hosts: Hosts):
     """Sixty trials in six blocks: a node dies, the driver dies, the same command goes on."""
     lab.set(arms=["van", "suf@8", "kpad"], k=[4, 6, 8], corpora=list(CORPORA), rounds=6, isolation="reset")
