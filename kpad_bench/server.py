@@ -37,7 +37,10 @@ KILL_WAIT_S = 10.0
 POLL_S = 0.1
 #: How often the log of a booting server is looked at for its stage.
 LOOK_S = 1.0
-LOG_TAIL_BYTES = 256_000
+#: What is read of a log: its beginning and its end. Both, where it is longer than the two.
+LOG_PART_BYTES = 256_000
+#: A keeper writes down what was printed at once, unless its disk hangs.
+LOG_WAIT_S = 1.0
 
 
 @dataclass
@@ -63,35 +66,54 @@ class Server:
     earlier: tuple[str, ...] = ()
     n_boots: int | None = 1
     _status: bytes = field(default=b"", repr=False)
+    #: how often the keeper was asked to write down the log, and has said that it did
+    _n_asked: int = field(default=0, repr=False)
+    _n_written: int = field(default=0, repr=False)
 
     def poll(self) -> int | None:
         """Exit status of the API process, None while it runs."""
-        stdout = self.keeper.stdout
-        if stdout is None or stdout.closed:
-            return self.returncode
-        while self.returncode is None and select.select([stdout], [], [], 0)[0]:
-            data = os.read(stdout.fileno(), 4096)
-            if not data:
-                self.returncode = -signal.SIGKILL if self.keeper.poll() is not None else self.returncode
-                break
-            self._status += data
-            self._read_status()
+        while self._hear(0.0):
+            pass
         if self.returncode is None and self.keeper.poll() is not None:
             self.returncode = -signal.SIGKILL
         return self.returncode
 
-    def _read_status(self) -> None:
-        *lines, self._status = self._status.split(b"\n")
-        for line in lines:
-            self.returncode = json.loads(line).get("rc", self.returncode)
+    def _hear(self, timeout_s: float) -> bool:
+        """Take in what the keeper tells; whether it told anything in time."""
+        stdout = self.keeper.stdout
+        if stdout is None or stdout.closed or not select.select([stdout], [], [], timeout_s)[0]:
+            return False
+        data = os.read(stdout.fileno(), 4096)
+        *lines, self._status = (self._status + data).split(b"\n")
+        for told in map(json.loads, lines):
+            self.returncode = told.get("rc", self.returncode)
+            self._n_written += "log" in told
+        return bool(data)
 
     def log_text(self) -> str:
-        """The end of this boot's own part of the log."""
+        """This boot's own part of the log, without its middle where it is long."""
+        self._wait_written()
         with contextlib.suppress(OSError), self.launch.log_path.open("rb") as log:
             size = log.seek(0, os.SEEK_END)
-            log.seek(max(self.log_start, size - LOG_TAIL_BYTES))
-            return log.read().decode("utf-8", "replace")
+            log.seek(self.log_start)
+            head = log.read(LOG_PART_BYTES)
+            log.seek(max(log.tell(), size - LOG_PART_BYTES))
+            return (head + log.read()).decode("utf-8", "replace")
         return ""
+
+    def _wait_written(self) -> None:
+        """Until all that the server has printed so far is in its log, unless the keeper is gone."""
+        stdin = self.keeper.stdin
+        if stdin is None or stdin.closed:
+            return
+        try:
+            os.write(stdin.fileno(), b"?")
+        except BrokenPipeError:
+            return
+        self._n_asked += 1
+        deadline = time.monotonic() + LOG_WAIT_S
+        while self._n_written < self._n_asked and self._hear(max(0.0, deadline - time.monotonic())):
+            pass
 
     def death(self) -> ServerError:
         """The error of a server that is no longer there, with its cause."""
@@ -252,6 +274,7 @@ def _spawn(
             os.sched_setaffinity(0, launch.cpus)  # inherited by the child, taken back below
         return subprocess.Popen(
             command,
+            bufsize=0,  # what is told after the first line is for ``poll``, not for a buffer
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=dict(env),

@@ -113,6 +113,7 @@ def where_of(row: Mapping[str, Any], lab: Lab) -> str:
 
 
 METRICS = "/metrics was missing or cut"
+CUT = "bytes of this log were cut out here"
 #: Requests 3 and later are those of the pass: 1 and 2 are its warm-up.
 STALLED = {"stall_after_tokens": 1, "fault_requests": [3, 4, 5, 6, 7, 8]}
 QUICK = {"thresholds": {"stalled_s": 1.5}}
@@ -191,6 +192,19 @@ def taken_port(lab: Lab) -> tuple[int, str]:
         return lab.finish()[0], "the stranger, unharmed"
 
 
+def flooded(lab: Lab) -> tuple[int, str]:
+    """A server prints 16 MiB before it is ready; what is kept of it has the boot and the end."""
+    lab.tell((FIRST, {"log_mib": 16}))
+    code = lab.finish()[0]
+    log = max((lab.run_path() or Path()).glob("logs/*.log"), key=lambda path: path.stat().st_size)
+    text = log.read_text()
+    has_ends = "Initializing a V1 LLM engine" in text and "startup complete" in text.rpartition(CUT)[2]
+    is_kept = has_ends and text.count(CUT) == 1 and all(row["attention_backend"] for row in lab.rows())
+    return code, "head and tail of its log" if is_kept and len(
+        text
+    ) < 7 * 2**20 else f"{len(text)} characters"
+
+
 def stale_socket(lab: Lab) -> tuple[int, str]:
     """A socket file of a server that is gone, in the folder where servers get theirs."""
     folder = lab.runtime / "kpad-old"
@@ -256,6 +270,7 @@ FAULTS = (
         {**STALLED, "drop_connection_after_tokens": 3, "stall_after_tokens": None},
     ),
     Fault("`/metrics` is cut", {"cut_metrics": True}),
+    Fault("a server floods its log", act=flooded, where="its keeper"),
     Fault("the disk fills up", act=full_disk),
     Fault("little disk is left", config={"thresholds": {"low_disk_gb": 1e9}}),
     Fault("a part is truncated", act=truncated, kept=("set_aside/*", "the part, in `set_aside/`")),

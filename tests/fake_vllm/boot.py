@@ -33,6 +33,7 @@ def main(argv: Sequence[str]) -> None:
     logs.engine(options, k, child.pid)
     for text in told.boot_log:
         logs.say(text)
+    logs.flood(told.log_mib)
     delay(told)
     if told.boot_fail is not None:
         logs.say(told.boot_fail.get("log", ""))

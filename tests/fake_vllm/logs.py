@@ -24,6 +24,15 @@ def say(text: str) -> None:
     os.write(1, f"{text}\n".encode())
 
 
+def flood(n_mib: int) -> None:
+    """So many MiB, in lines of 128 bytes."""
+    for number in range(n_mib * 128):
+        text = line("EngineCore", "cuda_graph.py:9", f"flood {number}").ljust(127) + "\n"
+        block = memoryview(text.encode() * 64)
+        while block:
+            block = block[os.write(1, block) :]
+
+
 def line(who: str, where: str, text: str, level: str = "INFO", pid: int | None = None) -> str:
     """One line of vLLM's logger; the stamp is local and has no year."""
     stamp = time.strftime("%m-%d %H:%M:%S")

@@ -34,6 +34,7 @@ class Script:
     boot_fail: dict[str, Any] | None = None  #: {"log": text, "rc": 1}
     boot_hang: bool = False
     boot_log: tuple[str, ...] = ()  #: further lines of the log
+    log_mib: int = 0  #: so many MiB of one line again and again, before it is ready
     wrong_model_name: str | None = None
     health_status: int = 200
     health_hang: bool = False  #: /health takes the request and never answers
