@@ -219,12 +219,12 @@ def _check_is_current(manifest: Manifest, lock: Lock, folder: Path) -> None:
 
 
 def open_together(names: Sequence[str], folder: Path | None = None) -> dict[str, FrozenCorpus]:
-    """The frozen sets of one sweep: no text is measured in two of them (a warm mix aside).
+    """The frozen sets of one sweep: no text is measured in two of them (twins of a mix, to be measured primed or warm, aside).
 
     A set that leaves a prompt to another one is another set: its digest is over what remains.
     """
     opened = {name: open_frozen(name, folder) for name in names}
-    cold = {name: one.measured for name, one in opened.items() if not load_manifest(name).warm}
+    cold = {name: one.measured for name, one in opened.items() if load_manifest(name).cache_state == "cold"}
     for name, once in corpus_mix.without_repeats(cold).items() if len(cold) > 1 else ():
         n_elsewhere = len(cold[name]) - len(once)
         if n_elsewhere:

@@ -95,14 +95,16 @@ def entry_folder(name: str, entry: ModelEntry, may_fetch: bool = False) -> Path:
 def check_fit(resolved: Resolved, corpora: Iterable[FrozenCorpus]) -> None:
     """Raise HostError for a model for which a frozen set may hold prompts that are too long.
 
-    Raises UsageError for a warm mix that would be measured cold: it would be its cold twin once more.
+    Raises UsageError for the twin of a mix that would be measured in another state than its manifest says.
     """
     opened = list(corpora)
     loads = [(one.name, entry.load_class) for one in opened for entry in resolved.models.values()]
     for name, load_class in loads:
-        if load_manifest(name).warm and not resolved.config.load.resolve(name, load_class).warm:
+        load, state = resolved.config.load.resolve(name, load_class), load_manifest(name).cache_state
+        if (state == "warm" and not load.warm) or (state == "primed" and (load.warm or not load.n_primed)):
+            setting = "warm to true" if state == "warm" else "n_primed to a number of prompts, without warm"
             raise UsageError(
-                f"corpus {name} is there to be measured warm: set load.by_corpus.{name}.warm to true, or "
+                f"corpus {name} is there to be measured {state}: set load.by_corpus.{name}.{setting}, or "
                 "measure the mix it is made like"
             )
     faults = [

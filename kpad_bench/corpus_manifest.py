@@ -101,15 +101,15 @@ class Manifest(Frozen):
     budget: Budget = Budget()
     profile: str | None = None
     members: dict[Name, PositiveInt] = Field(default_factory=dict)
-    #: a mix to be measured warm: the same prompts as the cold one of its profile, on purpose
-    warm: bool = False
+    #: of a mix that has the prompts of the cold one of its profile, on purpose: how it is to be measured
+    cache_state: Literal["cold", "primed", "warm"] = "cold"
 
     @model_validator(mode="after")
     def _fits_its_rule(self) -> Manifest:
         if (self.rule == "mix") != bool(self.members and self.profile):
             raise ValueError("profile and members go with rule: mix, and only with it")
-        if self.warm and self.rule != "mix":
-            raise ValueError("warm goes with rule: mix")
+        if self.cache_state != "cold" and self.rule != "mix":
+            raise ValueError(f"cache_state: {self.cache_state} goes with rule: mix")
         if self.rule != "mix" and not self.sources:
             raise ValueError("a corpus of rows needs at least one source")
         if "{text}" not in self.template or ("{tests}" in self.template) != (self.rule == "mbpp"):

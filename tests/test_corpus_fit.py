@@ -88,23 +88,34 @@ def test_a_mix_names_the_tokenizers_that_counted_all_of_its_members(tmp_path, se
     assert lock.budget.longest_bytes > 0
 
 
-def test_a_warm_mix_that_would_be_measured_cold_is_refused(lab, tmp_path, unpinned, monkeypatch):
-    """Without load.warm it would be its cold twin under another name."""
+@pytest.mark.parametrize(
+    ("state", "setting", "load", "others"),
+    [
+        ("warm", "warm to true", {"warm": True}, [{}, {"n_primed": 2}]),
+        ("primed", "n_primed to a number", {"n_primed": 2}, [{}, {"warm": True}, {"warm": True, "n_primed": 2}]),
+    ],
+)
+def test_a_twin_that_would_be_measured_in_another_state_is_refused(
+    lab, tmp_path, unpinned, monkeypatch, state, setting, load, others
+):
+    """Without that load it would be its cold twin under another name."""
     monkeypatch.setenv("KPAD_BENCH_CORPORA", str(tmp_path / "sets"))
-    (unpinned / "warm-mix.yaml").write_text(
-        "name: warm-mix\ndescription: ''\nrule: mix\nprofile: p\nmembers: {mbpp: 1}\nlicence: ''\n"
-        "warm: true\n"
+    (unpinned / "twin.yaml").write_text(
+        "name: twin\ndescription: ''\nrule: mix\nprofile: p\nmembers: {mbpp: 1}\nlicence: ''\n"
+        f"cache_state: {state}\n"
     )
     corpus.freeze("mbpp", lines(tmp_path / "m.jsonl", MBPP))
-    corpus.freeze("warm-mix")
-    opened = corpus.open_together(["warm-mix"]).values()
+    corpus.freeze("twin")
+    opened = corpus.open_together(["twin"]).values()
     _resolved(lab)
-    lab.set(corpora=["warm-mix"])
+    lab.set(corpora=["twin"])
     from kpad_bench.configfile import load_sweep
 
-    with pytest.raises(UsageError, match=r"set load.by_corpus.warm-mix.warm to true"):
-        corpus_fit.check_fit(load_sweep(lab.config_path()), opened)
-    lab.set(load={"by_corpus": {"warm-mix": {"warm": True}}})
+    for other in others:
+        lab.set(load={"by_corpus": {"twin": other}})
+        with pytest.raises(UsageError, match=f"twin is there to be measured {state}: .*twin.{setting}"):
+            corpus_fit.check_fit(load_sweep(lab.config_path()), opened)
+    lab.set(load={"by_corpus": {"twin": load}})
     corpus_fit.check_fit(load_sweep(lab.config_path()), opened)
 
 

@@ -12,11 +12,11 @@ from kpad_bench.corpus_rules import fold
 from kpad_bench.errors import HostError, UsageError
 
 
-def _declare(folder: Path, name: str = "mix", *, warm: bool = False, **members: int) -> None:
+def _declare(folder: Path, name: str = "mix", *, cache_state: str = "cold", **members: int) -> None:
     weights = ", ".join(f"{member}: {weight}" for member, weight in members.items())
     (folder / f"{name}.yaml").write_text(
         f"name: {name}\ndescription: ''\nrule: mix\nprofile: test_v1\nmembers: {{{weights}}}\n"
-        f"licence: ''\nwarm: {str(warm).lower()}\n"
+        f"licence: ''\ncache_state: {cache_state}\n"
     )
 
 
@@ -131,14 +131,15 @@ def test_a_text_of_two_members_is_in_a_mix_once(tmp_path, unpinned):
     assert lock.read == lock.rows + sum(lock.dropped.values())
 
 
-def test_a_warm_mix_has_the_prompts_of_the_cold_one(frozen, unpinned):
+@pytest.mark.parametrize("state", ["primed", "warm"])
+def test_a_twin_of_a_mix_has_its_prompts(frozen, unpinned, state):
     """It is there to be compared with the mix, so it keeps the same prompts in the same sweep."""
-    _declare(unpinned, "warm-mix", warm=True, humaneval=1, mbpp=2)
-    for name in ("mix", "warm-mix"):
+    _declare(unpinned, "twin", cache_state=state, humaneval=1, mbpp=2)
+    for name in ("mix", "twin"):
         corpus.freeze(name, out=frozen)
-    opened = corpus.open_together(["mix", "warm-mix"], frozen)
-    assert opened["mix"].measured == opened["warm-mix"].measured
-    assert opened["warm-mix"].n_elsewhere == 0
+    opened = corpus.open_together(["mix", "twin"], frozen)
+    assert opened["mix"].measured == opened["twin"].measured
+    assert opened["twin"].n_elsewhere == 0
 
 
 def test_a_mix_is_as_truncated_as_its_members(tmp_path, frozen):

