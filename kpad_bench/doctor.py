@@ -22,11 +22,10 @@ _MARKS = {"ok": "ok     ", "warning": "warning", "failure": "FAILURE"}
 def examine(resolved: Resolved, out: Path) -> list[Finding]:
     """Every line on this host for that sweep. Boots nothing; a check that breaks is a failure of its own."""
     software = doctor_software.Software.here()
-    visible = doctor_gpu.visible_devices(resolved, os.environ)
     host = doctor_host.HostFacts.here()
     found = [
         *doctor_software.checks(resolved, software),
-        *doctor_gpu.checks(resolved, lambda: doctor_gpu.Gpus.here(visible, software.torch_cuda)),
+        *doctor_gpu.checks(resolved, lambda: doctor_gpu.Gpus.here(os.environ, software.torch_cuda)),
         *doctor_cpu.checks(resolved, doctor_cpu.CpuFacts.here()),
         *doctor_host.checks(resolved, out, host, _n_trials(resolved)),
         *doctor_data.checks(resolved, host.env),

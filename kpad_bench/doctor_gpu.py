@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kpad_bench import gpu
 from kpad_bench.config import ModelEntry, Resolved
 from kpad_bench.doctor_finding import Check, Finding, failure, ok, run, warning
 from kpad_bench.gpu import GIB, VLLM_UTILIZATION, Device, Holder
 from kpad_bench.hostcpu import format_cpu_list
+from kpad_bench.slots import VISIBLE, devices_of, views
 
 #: What ``nightly`` waits for is no reason for it to end: the name of this line.
 MEMORY = "gpu memory"
@@ -25,23 +26,23 @@ _BAD_THROTTLE = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "h
 
 @dataclass(frozen=True)
 class Gpus:
-    """The GPUs of this host. ``visible``: CUDA_VISIBLE_DEVICES as servers get it; None: it is not set."""
+    """The GPUs of this host. ``environ``: what servers inherit."""
 
     devices: Sequence[Device] = ()
     holders: Sequence[Holder] = ()
-    visible: str | None = None
+    environ: Mapping[str, str] = field(default_factory=dict)
     has_nvml: bool = True
     has_bindings: bool = True
     torch_cuda: str | None = None
 
     @classmethod
-    def here(cls, visible: str | None, torch_cuda: str | None) -> Gpus:
+    def here(cls, environ: Mapping[str, str], torch_cuda: str | None) -> Gpus:
         """As NVML has them now."""
         devices = gpu.devices()
         return cls(
             devices=devices,
             holders=gpu.holders(one.index for one in devices),
-            visible=visible,
+            environ=environ,
             has_nvml=gpu.available(),
             has_bindings=importlib.util.find_spec("pynvml") is not None,
             torch_cuda=torch_cuda,
@@ -58,9 +59,9 @@ def checks(resolved: Resolved, here: Callable[[], Gpus]) -> list[Check]:
 def _of_gpus(resolved: Resolved, found: Gpus) -> list[Check]:
     if not found.devices:
         return [Check("gpus", lambda: [_none(resolved, found)])]
-    used = used_devices(resolved, found)
+    used = devices_of(resolved, found.devices, found.environ)
     return [
-        Check("gpus", lambda: _count(resolved, found)),
+        Check("gpus", lambda: _count(resolved, found, used)),
         Check("driver", lambda: _driver(found)),
         Check("gpu persistence", lambda: _persistence(used)),
         Check("gpu power", lambda: _power(used)),
@@ -68,16 +69,6 @@ def _of_gpus(resolved: Resolved, found: Gpus) -> list[Check]:
         Check(MEMORY, lambda: _memory(resolved, used, found.holders)),
         Check("gpu room", lambda: _room(resolved, found)),
     ]
-
-
-def used_devices(resolved: Resolved, here: Gpus) -> list[Device]:
-    """Those that servers of the sweep will be on."""
-    by_index = {one.index: one for one in here.devices}
-    if resolved.config.slots:
-        wanted = [index for slot in resolved.config.slots for index in slot.gpus]
-    else:
-        wanted = gpu.visible(here.visible, here.devices)[: _widest(resolved)[1]]
-    return [by_index[index] for index in wanted if index in by_index]
 
 
 def weights_bytes(entry: ModelEntry) -> float | None:
@@ -109,30 +100,32 @@ def _none(resolved: Resolved, here: Gpus) -> Finding:
     )
 
 
-def _count(resolved: Resolved, here: Gpus) -> Iterator[Finding]:
+def _count(resolved: Resolved, here: Gpus, used: Sequence[Device]) -> Iterator[Finding]:
     name, config = "gpus", resolved.config
     there = {one.index for one in here.devices}
-    seen = gpu.visible(here.visible, here.devices)
     missing = sorted({index for slot in config.slots for index in slot.gpus} - there)
-    tag, n_gpus = _widest(resolved)
+    seen = [(gpu.visible(one.setting, here.devices), one) for one in views(resolved, here.environ)]
+    short = [] if config.slots else [(found, one) for found, one in seen if len(found) < one.n_gpus]
     if missing:
         yield failure(
             name,
             f"slots name GPU {format_cpu_list(set(missing))}, this host has {format_cpu_list(there)}",
             "correct slots.*.gpus",
         )
-    elif not config.slots and len(seen) < n_gpus:
-        limited = "" if here.visible is None else f" (CUDA_VISIBLE_DEVICES={here.visible})"
+    elif short:
+        found, one = max(short, key=lambda pair: pair[1].n_gpus)
+        limited = "" if one.setting is None else f" ({VISIBLE}={one.setting})"
         yield failure(
             name,
-            f"{len(seen)} to be seen{limited}, {tag} needs {n_gpus} (tensor_parallel)",
+            f"{len(found)} to be seen{limited}, {one.model} needs {one.n_gpus} (tensor_parallel)",
             "lower tensor_parallel in define_models, take the model out, or use another host",
         )
     else:
-        yield ok(name, f"{len(here.devices)} x {here.devices[0].name}, {n_gpus} needed at most")
-    kinds = sorted({one.name for one in used_devices(resolved, here)})
+        most = _widest(resolved)[1]
+        yield ok(name, f"{len(here.devices)} x {here.devices[0].name}, {most} needed at most")
+    kinds = sorted({one.name for one in used})
     if len(kinds) > 1:
-        yield warning(name, f"of several kinds: {', '.join(kinds)}", "choose some with CUDA_VISIBLE_DEVICES")
+        yield warning(name, f"of several kinds: {', '.join(kinds)}", f"choose some with {VISIBLE}")
 
 
 def _driver(here: Gpus) -> Iterator[Finding]:
@@ -262,10 +255,3 @@ def _who(device: Device, holders: Sequence[Holder]) -> str:
 
 def _numbers(devices: Sequence[Device] | Iterator[Device]) -> str:
     return format_cpu_list({one.index for one in devices})
-
-
-def visible_devices(resolved: Resolved, env: Mapping[str, str]) -> str | None:
-    """CUDA_VISIBLE_DEVICES of the sweep's servers: the configuration's, else what they inherit."""
-    name = "CUDA_VISIBLE_DEVICES"
-    parts = [resolved.config.server.env, *(entry.env for entry in resolved.models.values()), env]
-    return next((part[name] for part in parts if name in part), None)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import importlib
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from kpad_bench.config import Resolved
 from kpad_bench.gpu import GIB, VLLM_UTILIZATION
+from kpad_bench.slots import devices_of
 
 POLL_S = 30.0
 
@@ -56,7 +57,7 @@ def why_busy(resolved: Resolved, gpu: Any) -> list[str]:
     """One line for each GPU of the sweep that others hold, or that lacks the memory a server will take."""
     if gpu is None or resolved.config.server.platform != "cuda":
         return []
-    devices = _needed(resolved, gpu.devices(), os.environ)
+    devices = devices_of(resolved, gpu.devices(), os.environ)
     holders = gpu.holders([device.index for device in devices]) if devices else []
     share = resolved.config.server.gpu_memory_utilization or VLLM_UTILIZATION
     busy = []
@@ -69,13 +70,3 @@ def why_busy(resolved: Resolved, gpu: Any) -> list[str]:
             room = f", {free / GIB:.1f} of {total / GIB:.1f} GiB free" if total and free is not None else ""
             busy.append(f"GPU {device.index} is held by {who or 'nobody known'}{room}")
     return busy
-
-
-def _needed(resolved: Resolved, devices: Sequence[Any], environ: Mapping[str, str]) -> list[Any]:
-    """The GPUs that the widest model takes: the first ones, of those that servers see."""
-    visible = resolved.config.server.env.get("CUDA_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES"))
-    seen = list(devices)
-    if visible is not None:
-        names = [name.strip() for name in visible.split(",")]
-        seen = [one for name in names for one in devices if name in (str(one.index), one.uuid)]
-    return seen[: max(entry.tensor_parallel for entry in resolved.models.values())]

@@ -11,16 +11,20 @@ import shutil
 from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from kpad_bench import gpu
+from kpad_bench.argv import server_env
 from kpad_bench.config import Resolved, Slot
 from kpad_bench.cpusets import CpuSet, HostCpus, keep_apart, require_cpus
 from kpad_bench.errors import HostError
+from kpad_bench.gpu import Device
 from kpad_bench.hostcpu import format_cpu_list
 from kpad_bench.plan import Block
 from kpad_bench.rounds import Row
 from kpad_bench.schema import OK
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 #: Under ``slots.*.cache_dir``. vLLM keeps those of torch and DeepGEMM under its own root.
 _CACHES = {
     "VLLM_CACHE_ROOT": "vllm",
@@ -49,7 +53,7 @@ class Site:
         if self.gpus:  # in the order of NVML, which indices are of
             told = {
                 "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-                "CUDA_VISIBLE_DEVICES": ",".join(map(str, self.gpus)),
+                VISIBLE: ",".join(map(str, self.gpus)),
             }
         if self.cache_dir is not None:
             told |= {name: str(self.cache_dir / folder) for name, folder in _CACHES.items()}
@@ -78,24 +82,59 @@ def make_sites(slots: Sequence[Slot], here: HostCpus) -> tuple[Site, ...]:
     return tuple(sites)
 
 
-def gpus_of(resolved: Resolved, n_gpus: int | None) -> list[str]:
-    """The GPUs that a sweep may use: those of its slots, those that CUDA_VISIBLE_DEVICES names, or all.
+class View(NamedTuple):
+    """What a server variant sees of a host's GPUs, and how many it takes of that.
 
-    All, since servers run one at a time unless the configuration has slots. ``n_gpus``: of the host.
+    ``setting``: of CUDA_VISIBLE_DEVICES; None: it is not set.
     """
-    config, variable = resolved.config, "CUDA_VISIBLE_DEVICES"
-    if config.slots:
-        return [str(index) for slot in config.slots for index in slot.gpus]
-    if config.server.platform != "cuda":
+
+    model: str
+    setting: str | None
+    n_gpus: int
+
+
+def views(resolved: Resolved, environ: Mapping[str, str]) -> list[View]:
+    """Of every server variant that a sweep without slots may boot. ``environ``: what servers inherit."""
+    found = []
+    for tag, entry in resolved.models.items():
+        for arm in resolved.arms.values():
+            env = {**environ, **server_env(entry, arm, resolved.config.server)}
+            found.append(View(tag, env.get(VISIBLE), entry.tensor_parallel))
+    return list(dict.fromkeys(found))
+
+
+def devices_of(resolved: Resolved, found: Sequence[Device], environ: Mapping[str, str]) -> list[Device]:
+    """The GPUs, of those found on this host, that servers of a sweep are on; none on the CPU.
+
+    Those of its slots; else of what each server variant sees the first ones, as many as its model takes.
+    """
+    if resolved.config.server.platform != "cuda":
         return []
-    named = [config.server.env, *(entry.env for entry in resolved.models.values())]
-    named = [env for env in (*named, *(arm.env for arm in resolved.arms.values())) if variable in env]
-    settings = [env.get(variable) for env in named or [dict(os.environ)]]
-    if devices := gpu.devices():
-        return [str(index) for setting in settings for index in gpu.visible(setting, devices)]
+    if resolved.config.slots:
+        used = {index for slot in resolved.config.slots for index in slot.gpus}
+    else:
+        seen = [gpu.visible(one.setting, found)[: one.n_gpus] for one in views(resolved, environ)]
+        used = {index for indices in seen for index in indices}
+    return [one for one in found if one.index in used]
+
+
+def gpus_of(resolved: Resolved, n_gpus: int | None) -> list[str]:
+    """The names of the same GPUs of this host, for their locks. ``n_gpus``: of the host.
+
+    Without NVML they are as the configuration has them.
+    """
+    if found := gpu.devices():
+        return [str(one.index) for one in devices_of(resolved, found, os.environ)]
+    if resolved.config.slots:
+        return [str(index) for slot in resolved.config.slots for index in slot.gpus]
+    if resolved.config.server.platform != "cuda":
+        return []
     every = ",".join(map(str, range(n_gpus or 0)))
-    texts = [every if setting is None else setting.replace(" ", "") for setting in settings]
-    return [name for text in texts for name in text.split(",") if name]
+    texts = [
+        (every if one.setting is None else one.setting, one.n_gpus) for one in views(resolved, os.environ)
+    ]
+    names = [name.strip() for text, n in texts for name in text.split(",")[:n]]
+    return list(dict.fromkeys(name for name in names if name))
 
 
 @dataclass(frozen=True)

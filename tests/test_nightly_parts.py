@@ -15,14 +15,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from test_plan import MODEL, SERVER, resolved
+from test_plan import ARMS, MODEL, SERVER, resolved
 from trial_rows import nights, write_run
 
-from kpad_bench import retention, webhook
-from kpad_bench.gpu import GIB
+from kpad_bench import doctor_gpu, gpu, retention, webhook
+from kpad_bench.doctor_finding import run
+from kpad_bench.gpu import GIB, Device
 from kpad_bench.nightly_alike import compared, like_newest
 from kpad_bench.nightly_summary import MOST_LINES, Summary, span
 from kpad_bench.nightly_wait import POLL_S, Clock, wait_for_gpus, why_busy
+from kpad_bench.slots import gpus_of
 from kpad_bench.store import RunFolder
 
 # --- retention
@@ -257,6 +259,68 @@ def test_only_the_gpus_of_the_sweep_count(monkeypatch):
     on_cpu = SERVER.model_copy(update={"platform": "cpu"})
     assert why_busy(resolved(server=on_cpu), gpus) == []
     assert why_busy(resolved(), None) == []
+
+
+ARM = ARMS["van"]
+ON = {"CUDA_VISIBLE_DEVICES": "3"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "environ", "used"),
+    [
+        ({}, None, [0, 1]),
+        ({}, "2,1,0", [1, 2]),
+        ({"server": SERVER.model_copy(update={"env": {"CUDA_VISIBLE_DEVICES": "3,0"}})}, "1,2", [0, 3]),
+        ({"models": {"a": MODEL, "b": MODEL.model_copy(update={"env": ON})}}, "1,2", [1, 2, 3]),
+        ({"arms": {"van": ARM, "x": ARM.model_copy(update={"env": ON})}}, None, [0, 1, 3]),
+        ({"slots": [{"name": "a", "gpus": [0, 2]}, {"name": "b", "gpus": [3, 1]}]}, "1", [0, 1, 2, 3]),
+        ({"slots": [{"name": "a", "gpus": [2, 3]}]}, None, [2, 3]),
+        ({"server": SERVER.model_copy(update={"platform": "cpu"})}, None, []),
+    ],
+    ids=["first", "environment", "server", "a model", "an arm", "slots", "one slot", "cpu"],
+)
+def test_wait_doctor_and_locks_speak_of_the_same_gpus(monkeypatch, changes, environ, used):
+    """Those of the slots, else what each server variant sees, as many as its model takes."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if environ is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", environ)
+    sweep = resolved(**changes)
+    all_held = [Device(n, f"GPU-{n}", "B200", memory_total=100 * GIB, memory_free=1) for n in range(4)]
+    nvml = SimpleNamespace(devices=lambda: all_held, holders=lambda indices: [])
+    assert [int(text.split()[1]) for text in why_busy(sweep, nvml)] == used
+    found = run(doctor_gpu.checks(sweep, lambda: doctor_gpu.Gpus(all_held, environ=os.environ)))
+    memory = [one.found for one in found if one.name == doctor_gpu.MEMORY]
+    assert [int(re.findall(r"\d+", text)[0]) for text in memory] == used
+    monkeypatch.setattr(gpu, "devices", lambda: all_held)
+    assert gpus_of(sweep, 4) == [str(index) for index in used]
+
+
+@pytest.mark.parametrize(
+    ("changes", "environ", "names"),
+    [
+        ({}, None, ["0", "1"]),
+        ({}, "GPU-a, GPU-b,GPU-c", ["GPU-a", "GPU-b"]),
+        ({"slots": [{"name": "a", "gpus": [2, 3]}]}, None, ["2", "3"]),
+        ({}, "", []),
+    ],
+)
+def test_without_nvml_locks_have_the_names_of_the_configuration(monkeypatch, changes, environ, names):
+    """Nobody can tell what they stand for."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if environ is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", environ)
+    monkeypatch.setattr(gpu, "devices", list)
+    assert gpus_of(resolved(**changes), 4) == names
+
+
+def test_doctor_counts_what_each_server_variant_sees():
+    """A model whose own environment leaves it too few GPUs is named, with that setting."""
+    few = MODEL.model_copy(update={"env": ON})
+    there = [Device(n, f"GPU-{n}", "B200") for n in range(4)]
+    found = run(doctor_gpu.checks(resolved(models={"a": MODEL, "b": few}), lambda: doctor_gpu.Gpus(there)))
+    (one,) = [line for line in found if line.name == "gpus"]
+    assert one.state == "failure"
+    assert one.found == "1 to be seen (CUDA_VISIBLE_DEVICES=3), b needs 2 (tensor_parallel)"
 
 
 # --- rows of several nights
