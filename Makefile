@@ -16,7 +16,8 @@ help:
 	@echo 'make quickstart  a small sweep on real vLLM on the CPU, and its best-K table'
 	@echo 'make test        all tests, real vLLM included'
 	@echo 'make check       what CI runs: formatting, lint, types, import rules, tests'
-	@echo 'make soak        200 kills of the harness on a fake server: nothing lost, doubled or left behind (5 minutes)'
+	@echo 'make soak        200 kills of the harness on a fake server (5 minutes), then 2 of the server in a sweep on real'
+	@echo '                 vLLM on the CPU (10 to 30 minutes): nothing lost, doubled or left behind'
 	@echo 'make format      format and fix what can be fixed'
 	@echo 'make clean       remove caches and builds (not .venv, not results)'
 
@@ -56,6 +57,7 @@ check-newest: setup
 # Seeded: the same kills every time. What it has shown is in docs/reliability.md.
 soak: setup
 	$(BIN)/python scripts/soak.py
+	$(BIN)/python scripts/soak_real.py --minutes 10
 
 format: setup
 	$(BIN)/ruff format .

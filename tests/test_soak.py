@@ -81,3 +81,85 @@ def test_what_the_soak_finds(
     disk.moved = [trial("a", 1)] if rounds > 1 else []
     chain._look("drain", soak.Tally())
     assert chain.problems == [] if problem is None else re.search(problem, chain.problems[0])
+
+
+class Finished:
+    """In the place of a lab on real vLLM: what its sweep has come to."""
+
+    n_prompts, n_warmup = 8, 2
+
+    def __init__(self, runtime: Path) -> None:
+        self.runtime, self.alive = runtime, {}
+        self.trials = [
+            {
+                "boot_id": "b1",
+                "status": "failed",
+                "reason": "server_killed",
+                "detail": "",
+                "arm": "kpad",
+                "k": 4,
+            },
+            {"boot_id": "b2", "status": "ok", "reason": None, "detail": None, "arm": "van", "k": None},
+            {
+                "boot_id": "b3",
+                "status": "failed",
+                "reason": "server_killed",
+                "detail": "",
+                "arm": "van",
+                "k": None,
+            },
+        ]
+
+    def rows(self) -> list[dict[str, Any]]:
+        return self.trials
+
+    def errors(self) -> str:
+        return ""
+
+    def living(self) -> dict[int, str]:
+        return self.alive
+
+    def seconds_until_empty(self, limit_s: float) -> float | None:
+        return None if self.alive else 0.0
+
+
+@pytest.fixture
+def real(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """The soak on real vLLM after a good run of ten minutes, its two kills in boots b1 and b3."""
+    monkeypatch.syspath_prepend(SCRIPTS)
+    soak_real = importlib.import_module("soak_real")
+    soak = soak_real.Soak(Finished(tmp_path), 10, 1)
+    soak.returncode = 130
+    soak.killed = [soak_real.Killed("b1", 1, 3), soak_real.Killed("b3", 3, 5)]
+    return soak
+
+
+def test_a_good_run_on_real_vllm_has_no_problem(real: Any) -> None:
+    """Two rows that say what was done to them; seeded passes, each after some of its requests."""
+    assert real.problems() == []
+    assert "| 3 | van | 5 of 8 requests | `server_killed` | 0 processes |" in real.table()
+    assert "3 trials in 0.0 minutes: 1 ok, 2 failed" in real.table()
+    assert len(real.plan) == 2
+    assert set(real.plan) <= set(range(1, 6))
+    assert set(real.plan.values()) <= set(range(1, 8))
+    assert real.plan == type(real)(real.lab, 10, 1).plan
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda soak: soak.lab.trials[1].update(status="failed", reason="stalled"), "'b2': 'stalled'"),
+        (lambda soak: soak.lab.trials[0].update(reason="engine_died"), "'b1': 'engine_died'"),
+        (lambda soak: soak.lab.trials[0].update(status="ok", reason=None), "rows that are not ok"),
+        (lambda soak: soak.killed[0].left.append("42 VLLM::EngineCor"), "left at the next boot: 42"),
+        (lambda soak: setattr(soak, "returncode", 1), "ended with 1"),
+        (lambda soak: soak.lab.alive.update({42: "vllm"}), "still lives: {42: 'vllm'}"),
+        (lambda soak: (soak.lab.runtime / "kpad-x").mkdir(), "socket folders are left"),
+    ],
+    ids=["another row", "another reason", "no row", "left at the next boot", "exit", "left", "socket"],
+)
+def test_what_the_soak_on_real_vllm_finds(real: Any, change: Any, problem: str) -> None:
+    """One thing wrong at a time."""
+    change(real)
+    (found,) = real.problems()
+    assert problem in found
